@@ -1,0 +1,39 @@
+# `make demo` and `make test` set up all they need in .venv; see README.md.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint bench train record clean
+demo: $(VENV)/base.stamp ## run the main job on the bundled trace and show the result
+	$(BIN)/greenroom sim +experiment=demo
+
+test: $(VENV)/dev.stamp ## the whole suite, on CPU
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/dev.stamp ## style, formatting, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/dev.stamp ## speed as ratios against a baseline of the same run
+	$(BIN)/python -m pytest tests/bench -m bench -s
+
+train: $(VENV)/dev.stamp ## train the bundled model anew (about an hour on two cores)
+	$(BIN)/python -m traces.tiny.train
+
+record: $(VENV)/dev.stamp ## record the bundled trace anew from the bundled model
+	$(BIN)/greenroom record --model tiny --out traces/tiny/trace.parquet
+
+clean: ## remove the environment and all outputs
+	rm -rf $(VENV) outputs multirun build dist *.egg-info
+
+$(VENV)/base.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Greenroom needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/dev.stamp: $(VENV)/base.stamp
+	$(PIP) --editable ".[torch,dev]"
+	touch $@

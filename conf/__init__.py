@@ -1,0 +1,1 @@
+"""The configuration: Hydra groups as YAML files."""

@@ -1,0 +1,1 @@
+"""The simulator: policies decide, a driver carries out, tables tell."""

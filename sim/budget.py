@@ -1,0 +1,134 @@
+"""How GPU memory is divided: non-expert weights, KV cache, workspace, staging slots, expert cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hwmodels.machine import Machine
+from hwmodels.model_shape import ModelShape
+from hwmodels.units import GB
+from sim.policies.base import PolicySet
+from sim.types import ConfigError
+from sim.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bytes of GPU memory by use; ``pool_of_layer`` tells which pool serves a layer."""
+
+    layer_bytes: tuple[int, ...]
+    pool_of_layer: tuple[int, ...]
+    pool_bytes: tuple[int, ...]
+    staging_slots: int
+    staging_bytes: int
+    non_expert_bytes: int
+    kv_bytes: int
+    workspace_bytes: int
+    all_expert_bytes: int
+
+    @property
+    def cache_bytes(self) -> int:
+        """Capacity of the expert cache, all pools."""
+        return sum(self.pool_bytes)
+
+    @property
+    def cache_ratio(self) -> float:
+        """Share of all experts' bytes that the cache holds."""
+        return self.cache_bytes / self.all_expert_bytes
+
+    def total_bytes(self) -> int:
+        """All that must fit on the GPU."""
+        fixed = self.non_expert_bytes + self.kv_bytes + self.workspace_bytes
+        return fixed + self.staging_bytes + self.cache_bytes
+
+    def check_event(self, policies: PolicySet, top_k: int) -> None:
+        """Refuse a cache that cannot hold the experts of one token in one layer."""
+        for pool, cache in enumerate(policies.caches):
+            sizes = [
+                s for s, p in zip(self.layer_bytes, self.pool_of_layer, strict=True) if p == pool
+            ]
+            slots = self.pool_bytes[pool] // max(sizes)
+            if cache.uses_cache and slots < top_k:
+                raise ConfigError(
+                    f"cache.ratio = {self.cache_ratio:.4g}: gives pool {pool} {slots} slots, must hold "
+                    f"at least top_k = {top_k}, the experts of one event (step, layer)"
+                )
+
+
+def plan_memory(
+    config: Mapping[str, Any], shape: ModelShape, machine: Machine, workload: Workload
+) -> Budget:
+    """Divide the machine's GPU memory as the configuration asks; raise if it does not fit."""
+    layers = range(workload.num_layers)
+    layer_bytes = tuple(shape.expert_bytes(layer) for layer in layers)
+    pool_of_layer, pool_bytes = _pools(config, layer_bytes, workload.num_experts)
+    staging = _staging_slots(config, workload)
+    budget = Budget(
+        layer_bytes=layer_bytes,
+        pool_of_layer=pool_of_layer,
+        pool_bytes=pool_bytes,
+        staging_slots=staging,
+        staging_bytes=staging * max(layer_bytes),
+        non_expert_bytes=shape.non_expert_bytes(workload.num_layers),
+        kv_bytes=workload.peak_kv_tokens() * shape.kv_bytes_per_token_layer * workload.num_layers,
+        workspace_bytes=machine.gpu.workspace_bytes,
+        all_expert_bytes=sum(layer_bytes) * workload.num_experts,
+    )
+    if budget.total_bytes() > machine.gpu.memory_bytes:
+        raise ConfigError(_too_much(budget, machine))
+    return budget
+
+
+def _pools(
+    config: Mapping[str, Any], layer_bytes: tuple[int, ...], num_experts: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the pool of each layer and the capacity of each pool."""
+    scope, ratio, total = _capacity_fields(config)
+    if scope == "global":
+        every = sum(layer_bytes) * num_experts
+        return (0,) * len(layer_bytes), (total if total is not None else int(every * ratio),)
+    if total is not None:
+        shares = [total * size // sum(layer_bytes) for size in layer_bytes]
+    else:
+        shares = [int(num_experts * ratio) * size for size in layer_bytes]
+    return tuple(range(len(layer_bytes))), tuple(shares)
+
+
+def _capacity_fields(config: Mapping[str, Any]) -> tuple[str, float, int | None]:
+    scope = config["policy"].get("scope")
+    ratio, total = config["cache"]["ratio"], config["cache"]["bytes"]
+    if scope not in ("layer", "global"):
+        raise ConfigError(f"policy.scope = {scope}: must be 'layer' or 'global'")
+    if total is not None:
+        if not isinstance(total, int) or isinstance(total, bool) or total < 0:
+            raise ConfigError(f"cache.bytes = {total}: must be a whole number of bytes >= 0")
+    elif not isinstance(ratio, int | float) or isinstance(ratio, bool) or not 0 <= ratio <= 1:
+        raise ConfigError(f"cache.ratio = {ratio}: must be a number in [0, 1]")
+    return scope, ratio, total
+
+
+def _staging_slots(config: Mapping[str, Any], workload: Workload) -> int:
+    slots = config["cache"]["staging_slots"]
+    if slots is None:
+        top_k = workload.trace.meta.top_k
+        return min(workload.num_experts, top_k * workload.batch_size) + 2
+    if not isinstance(slots, int) or isinstance(slots, bool) or slots < 1:
+        raise ConfigError(f"cache.staging_slots = {slots}: must be a whole number >= 1, or null")
+    return slots
+
+
+def _too_much(budget: Budget, machine: Machine) -> str:
+    parts = {
+        "non-expert weights": budget.non_expert_bytes,
+        "KV cache": budget.kv_bytes,
+        "workspace": budget.workspace_bytes,
+        "staging": budget.staging_bytes,
+        "expert cache": budget.cache_bytes,
+    }
+    listed = " + ".join(f"{name} {size / GB:.2f}" for name, size in parts.items())
+    return (
+        f"machine.gpu.memory_bytes = {machine.gpu.memory_bytes} ({machine.gpu.name}): must hold "
+        f"{budget.total_bytes() / GB:.2f} GB ({listed} GB); lower cache.ratio or workload.batch_size"
+    )

@@ -1,0 +1,266 @@
+"""From a composed configuration to the objects of a run; every user's mistake is found here.
+
+A policy's constructor says by its parameter names what it needs from outside the configuration:
+``popularity`` (uses of each expert in the calibration requests) and ``next_use`` (the future of the
+very run; only an oracle may ask for it).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hwmodels.cost import CostModel
+from hwmodels.machine import Machine
+from hwmodels.model_shape import ModelShape
+from sim.budget import Budget, plan_memory
+from sim.offloader import Offloader
+from sim.policies.base import PolicySet
+from sim.policies.oracle import NextUse
+from sim.residency import Residency
+from sim.types import ConfigError, KeySpace
+from sim.workload import Workload, select_requests
+from traces.schema import NO_EXPERT, Trace
+from traces.store import read_trace
+
+_ROLES = ("cache", "placement", "prefetch", "routing", "repack", "stages")
+_POLICY_KEYS = ("name", "scope", *_ROLES)
+
+
+@dataclass(slots=True)
+class Scenario:
+    """All that a driver needs, fresh for one run, and what must be told about it."""
+
+    workload: Workload
+    offloader: Offloader
+    costs: CostModel
+    budget: Budget
+    shape: ModelShape
+    machine: Machine
+    calibration_requests: tuple[int, int]
+    calibration_overlaps: bool
+
+
+def build(config: Mapping[str, Any]) -> Scenario:
+    """Build a run from a resolved configuration (plain dicts and lists)."""
+    trace = load_trace(config["trace"]["path"])
+    calibration, workload_span = _split_requests(config, trace)
+    workload = Workload(trace, _whole(config, "workload.batch_size"), workload_span)
+    shape = ModelShape.from_mapping(config["model"], f"model/{config['model'].get('name')}")
+    meta = trace.meta
+    shape = shape.priced_as(meta.num_layers, meta.num_experts, meta.top_k)
+    machine = Machine.from_mapping(config["machine"], f"machine/{config['machine'].get('name')}")
+    costs = CostModel(shape, machine)
+    budget = plan_memory(config, shape, machine, workload)
+    keys = KeySpace(meta.num_layers, meta.num_experts)
+    residency = Residency(keys, budget.layer_bytes, budget.pool_of_layer, budget.pool_bytes)
+    policies = build_policies(config, workload, len(budget.pool_bytes), calibration)
+    budget.check_event(policies, meta.top_k)
+    limit = _whole(config, "cache.prefetch_limit", least=0)
+    offloader = Offloader(residency, policies, costs, budget.staging_slots, limit)
+    span, overlaps = calibration.span, calibration.overlaps(trace, workload)
+    return Scenario(workload, offloader, costs, budget, shape, machine, span, overlaps)
+
+
+# -- traces ----------------------------------------------------------------------------------------
+
+
+def load_trace(path: str) -> Trace:
+    """Read a trace; ``pkg://package/file`` names one that is bundled."""
+    return _read_trace(str(resolve_path(path)))
+
+
+def resolve_path(path: str) -> Path:
+    """Return the file behind a trace path of the configuration."""
+    if path.startswith("pkg://"):
+        package, _, name = path.removeprefix("pkg://").partition("/")
+        return Path(str(resources.files(package))) / name
+    return Path(path).expanduser()
+
+
+@lru_cache(maxsize=2)
+def _read_trace(path: str) -> Trace:
+    """Keep the last traces: the points of a sweep share them."""
+    return read_trace(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The requests from which policies may learn before a run."""
+
+    trace: Trace
+    path: str
+    span: tuple[int, int]
+
+    def popularity(self) -> NDArray[np.float64]:
+        """Uses of each expert, float64[num_layers, num_experts]."""
+        meta = self.trace.meta
+        requests = select_requests(self.trace, self.span, "calibration.requests")
+        rows = np.concatenate([np.r_[r.prompt_rows, r.decode_rows] for r in requests])
+        ids = self.trace.expert_ids[rows].astype(np.int64)
+        used = ids != NO_EXPERT
+        keys = (ids + np.arange(meta.num_layers)[:, None] * meta.num_experts)[used]
+        counts = np.bincount(keys, minlength=meta.num_layers * meta.num_experts)
+        return counts.reshape(meta.num_layers, meta.num_experts).astype(np.float64)
+
+    def overlaps(self, trace: Trace, workload: Workload) -> bool:
+        """Tell whether the run replays requests that calibration has seen."""
+        if trace is not self.trace:
+            return False
+        seen = select_requests(self.trace, self.span, "calibration.requests")
+        known = {request.request_id for request in seen}
+        return any(request.request_id in known for request in workload.requests)
+
+
+def _split_requests(
+    config: Mapping[str, Any], trace: Trace
+) -> tuple[Calibration, tuple[int, int | None] | None]:
+    """Return the calibration part and the span the run replays: by default all that is left."""
+    other = config["calibration"]["trace"]
+    path = other or config["trace"]["path"]
+    source = load_trace(path) if other else trace
+    span = _span(config, "calibration.requests")
+    if span is None:
+        span = (0, max(1, source.num_requests // 4))
+    calibration = Calibration(source, path, (span[0], span[1] or source.num_requests))
+    _same_shape(source, trace, path)
+    wanted = _span(config, "workload.requests")
+    if wanted is None and not other and calibration.span[1] < trace.num_requests:
+        wanted = (calibration.span[1], None)
+    return calibration, wanted
+
+
+def _same_shape(source: Trace, trace: Trace, path: str) -> None:
+    found, wanted = (
+        (t.meta.num_layers, t.meta.num_experts) for t in (source, trace)
+    )  # fmt: skip
+    if found != wanted:
+        raise ConfigError(
+            f"calibration.trace = {path}: has {found[0]} layers of {found[1]} experts, "
+            f"must have {wanted[0]} of {wanted[1]} like the trace of the run"
+        )
+
+
+# -- policies --------------------------------------------------------------------------------------
+
+
+def build_policies(
+    config: Mapping[str, Any], workload: Workload, num_pools: int, calibration: Calibration
+) -> PolicySet:
+    """Build one cache policy a pool and the other roles from the ``policy`` group."""
+    group = config["policy"]
+    for key in group:
+        if key not in _POLICY_KEYS:
+            raise ConfigError(
+                f"policy/{group.get('name')}: {key}: unknown key{did_you_mean(key, _POLICY_KEYS)}"
+            )
+    if not isinstance(group.get("cache"), Mapping):
+        raise ConfigError(f"policy/{group.get('name')}: cache: missing; must name a cache policy")
+    supply = _Supply(workload, calibration)
+    caches = [_make(group, "cache", supply) for _ in range(num_pools)]
+    others = {role: _make(group, role, supply) for role in _ROLES[1:] if group.get(role)}
+    return PolicySet(caches, **others)
+
+
+class _Supply:
+    """What constructors may ask for by parameter name, computed once and only when asked."""
+
+    def __init__(self, workload: Workload, calibration: Calibration) -> None:
+        self._makers: dict[str, Callable[[], Any]] = {
+            "popularity": calibration.popularity,
+            "next_use": lambda: NextUse(
+                routing for step in workload.steps() for routing in workload.routings(step)
+            ),
+        }
+        self._made: dict[str, Any] = {}
+
+    def get(self, name: str) -> Any:
+        """Return one supply."""
+        if name not in self._made:
+            self._made[name] = self._makers[name]()
+        return self._made[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._makers
+
+
+def _make(group: Mapping[str, Any], role: str, supply: _Supply) -> Any:
+    """Build the object of one role; errors name policy, role, parameter and rule."""
+    where = f"policy/{group.get('name')}: {role}"
+    params = dict(group[role])
+    target = params.pop("_target_", None)
+    if not isinstance(target, str):
+        raise ConfigError(
+            f"{where}._target_ = {target}: must name a class, as package.module.Class"
+        )
+    maker = _locate(target, where)
+    known = inspect.signature(maker).parameters
+    for name in params:
+        if name not in known:
+            raise ConfigError(
+                f"{where}.{name}: {target} has no such parameter{did_you_mean(name, known)}"
+            )
+    if "next_use" in known and not getattr(maker, "oracle", False):
+        raise ConfigError(f"{where}: {target} takes next_use but is not marked oracle = True")
+    params |= {name: supply.get(name) for name in known if name in supply}
+    try:
+        return maker(**params)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _locate(target: str, where: str) -> Callable[..., Any]:
+    from importlib import import_module
+
+    module_name, _, name = target.rpartition(".")
+    try:
+        module = import_module(module_name)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"{where}._target_ = {target}: cannot be imported: {error}") from error
+    if not hasattr(module, name):
+        raise ConfigError(
+            f"{where}._target_ = {target}: no such class{did_you_mean(name, dir(module))}"
+        )
+    return cast("Callable[..., Any]", getattr(module, name))
+
+
+# -- fields ----------------------------------------------------------------------------------------
+
+
+def _lookup(config: Mapping[str, Any], field: str) -> Any:
+    value: Any = config
+    for part in field.split("."):
+        value = value[part]
+    return value
+
+
+def _whole(config: Mapping[str, Any], field: str, least: int = 1) -> int:
+    value = _lookup(config, field)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{field} = {value}: must be a whole number >= {least}")
+    return value
+
+
+def _span(config: Mapping[str, Any], field: str) -> tuple[int, int | None] | None:
+    value = _lookup(config, field)
+    if value is None:
+        return None
+    good = isinstance(value, list) and len(value) == 2 and isinstance(value[0], int)
+    if not good or not isinstance(value[1], int | None):
+        raise ConfigError(f"{field} = {value}: must be [first, last + 1], last + 1 may be null")
+    return value[0], value[1]
+
+
+def did_you_mean(name: str, known: Any) -> str:
+    """Return a hint with the nearest known name, or the empty string."""
+    near = get_close_matches(name, [str(k) for k in known], n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,63 @@
+"""The ``greenroom`` command: finds the subcommand and hands over; imports nothing heavy itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from difflib import get_close_matches
+from importlib import import_module
+
+_COMMANDS = {
+    "sim": (
+        "sim.run",
+        "simulate offloading policies on a trace; -m sweeps (--help for the options)",
+    ),
+    "record": ("traces.record_cli", "record the router trace of a torch MoE run"),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a subcommand and return its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help())
+        return 0
+    name, rest = arguments[0], arguments[1:]
+    if name in ("-V", "--version"):
+        from importlib.metadata import version
+
+        print(f"greenroom {version('greenroom')}")
+        return 0
+    if name not in _COMMANDS:
+        near = get_close_matches(name, _COMMANDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(_COMMANDS)})"
+        print(f"greenroom: error: command = {name}: no such command{hint}", file=sys.stderr)
+        return 2
+    command: Callable[[list[str]], int] = import_module(_COMMANDS[name][0]).main
+    try:
+        return command(rest)
+    except KeyboardInterrupt:
+        print("greenroom: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as in `greenroom ... | head`
+        sys.stderr.close()
+        return 0
+
+
+def _help() -> str:
+    lines = [f"  {name:8} {text}" for name, (_, text) in _COMMANDS.items()]
+    return "\n".join(
+        [
+            "Greenroom: what a Mixture-of-Experts model does on too little GPU memory.",
+            "",
+            "usage: greenroom COMMAND [ARGUMENTS]",
+            "",
+            *lines,
+            "",
+            "`greenroom COMMAND --help` tells more.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

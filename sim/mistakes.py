@@ -1,0 +1,77 @@
+"""Which errors are a user's mistake, and how to say so in one line."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+
+from hwmodels.errors import HardwareError
+from sim.types import ConfigError
+from traces.schema import TraceError
+
+
+def explain(error: Exception) -> str | None:
+    """Return one line for a user's mistake; None for what is a defect of the program."""
+    if isinstance(error, ConfigError | HardwareError | TraceError):
+        return _one_line(str(error))
+    hydra_line = _explain_hydra(error)
+    if hydra_line is not None:
+        return hydra_line
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return None
+
+
+def _explain_hydra(error: Exception) -> str | None:
+    from hydra.errors import HydraException, MissingConfigException
+    from omegaconf.errors import OmegaConfBaseException
+
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return _explain_missing(str(error.missing_cfg_file), list(error.options or []))
+    if isinstance(error, HydraException):
+        cause = error.__cause__
+        text = f"{error} {cause}" if isinstance(cause, OmegaConfBaseException) else str(error)
+        return _with_near_key(_one_line(text))
+    if isinstance(error, OmegaConfBaseException):
+        return _one_line(str(error))
+    return None
+
+
+def _explain_missing(name: str, options: list[str]) -> str:
+    group, _, option = name.rpartition("/")
+    near = get_close_matches(option, options, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    known = f" (known: {', '.join(sorted(options))})" if options else ""
+    return f"{group or 'config'} = {option}: no such option{hint}{known}"
+
+
+def _with_near_key(text: str) -> str:
+    """Add the nearest key of the main configuration to OmegaConf's complaint about an unknown one."""
+    found = re.search(r"Key '([^']+)' is not in struct.*?full_key: (\S+)", text)
+    if not found:
+        return text
+    full_key = found.group(2)
+    near = get_close_matches(full_key, _known_keys(), n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{full_key}: unknown key{hint} (to add a new one write +{full_key}=...)"
+
+
+def _known_keys() -> list[str]:
+    """Return the dotted keys of the default configuration."""
+    from hydra import compose
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
+
+    from sim.results import flatten
+
+    state = GlobalHydra.instance()
+    if not state.is_initialized():
+        from hydra import initialize_config_module
+
+        with initialize_config_module("conf", version_base="1.3"):
+            return list(flatten(OmegaConf.to_container(compose("config"))))  # type: ignore[arg-type]
+    return list(flatten(OmegaConf.to_container(compose("config"))))  # type: ignore[arg-type]
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s*\n\s*", " ", text.strip())

@@ -1,0 +1,126 @@
+"""Figures of a sweep: read result rows, define no metric. PNG to look at, PDF for print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+Row = Mapping[str, Any]
+
+# Okabe-Ito, safe for colour-blind readers; a marker each, so that grey print tells them apart too.
+_LOOKS = {
+    "on_demand": ("#999999", "x"),
+    "fifo": ("#CC79A7", "P"),
+    "lru": ("#0072B2", "o"),
+    "lru_global": ("#56B4E9", "s"),
+    "lfu": ("#009E73", "^"),
+    "static": ("#E69F00", "v"),
+    "fiddler": ("#D55E00", "D"),
+    "saem": ("#CC79A7", "*"),
+    "belady": ("#000000", "<"),
+    "belady_bypass": ("#000000", ">"),
+}
+_SPARE = (("#7F3C8D", "h"), ("#11A579", "8"), ("#3969AC", "p"), ("#80BA5A", "d"))
+_PARTS = (("gpu_share", "GPU busy", "#009E73", ""), ("link_stall_share", "waits for link", "#0072B2", "//"),
+          ("cpu_stall_share", "waits for CPU", "#E69F00", ".."))  # fmt: skip
+
+
+def plot_sweep(rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Draw what the rows allow: throughput by cache size if there are several, and where time goes."""
+    style = resources.files("sim") / "paper.mplstyle"
+    drawn: list[Path] = []
+    with plt.style.context([str(style)]):
+        if len({row["cache_ratio"] for row in rows}) > 1:
+            drawn.append(_save(throughput_by_cache(rows), folder / "throughput_by_cache"))
+        drawn.append(_save(stall_breakdown(rows), folder / "stall_breakdown"))
+    return drawn
+
+
+def throughput_by_cache(rows: Sequence[Row]) -> Figure:
+    """Draw tokens/s over the share of experts on the GPU, a line a policy; oracles dashed."""
+    figure, axes = plt.subplots(figsize=(4.8, 3.0))
+    for policy, series in _series(rows).items():
+        points = sorted((row["cache_ratio"], row["tokens_per_s"]) for row in series)
+        colour, marker = look(policy)
+        oracle = series[0]["oracle"]
+        axes.plot(
+            [100 * ratio for ratio, _ in points],
+            [speed for _, speed in points],
+            color=colour,
+            marker=marker,
+            linestyle="--" if oracle else "-",
+            markerfacecolor="none" if oracle else colour,
+            label=policy,
+        )
+    axes.set_xlabel("experts in GPU memory (%)")
+    axes.set_ylabel("tokens/s")
+    axes.set_ylim(bottom=0)
+    figure.legend(loc="outside right center")
+    _caption(figure, rows)
+    return figure
+
+
+def stall_breakdown(rows: Sequence[Row]) -> Figure:
+    """Draw, for the middle cache size of the sweep, time for each output token by what it goes to."""
+    sizes = sorted({row["cache_ratio"] for row in rows})
+    size = sizes[(len(sizes) - 1) // 2]
+    chosen = [row for row in rows if row["cache_ratio"] == size and row["total_ns"]]
+    chosen.sort(key=lambda row: row["tokens_per_s"])
+    figure, axes = plt.subplots(figsize=(4.8, 0.28 * len(chosen) + 1.3))
+    left = [0.0] * len(chosen)
+    for column, label, colour, hatch in _PARTS:
+        widths = [row[column] * 1e3 / row["tokens_per_s"] for row in chosen]
+        axes.barh(_names(chosen), widths, left=left, color=colour, hatch=hatch, edgecolor="white",
+                  linewidth=0.3, label=label)  # fmt: skip
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.set_xlabel(f"ms for an output token, {100 * size:.3g}% of experts in GPU memory")
+    axes.grid(axis="y", visible=False)
+    figure.legend(loc="outside upper center", ncols=len(_PARTS))
+    _caption(figure, rows)
+    return figure
+
+
+def look(policy: str) -> tuple[str, str]:
+    """Return the colour and marker of a policy, the same in every figure."""
+    return _LOOKS.get(policy, _SPARE[sum(map(ord, policy)) % len(_SPARE)])
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    """Return a label a row; policies that occur more than once get the fields that differ."""
+    fields = ("machine", "model", "trace", "batch_size")
+    varying = [field for field in fields if len({row[field] for row in rows}) > 1]
+    return [", ".join([row["policy"], *(str(row[field]) for field in varying)]) for row in rows]
+
+
+def _series(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    series: dict[str, list[Row]] = {}
+    for name, row in zip(_names(rows), rows, strict=True):
+        series.setdefault(name, []).append(row)
+    return series
+
+
+def _caption(figure: Figure, rows: Sequence[Row]) -> None:
+    """Say under the figure where its numbers come from."""
+    row = rows[0]
+    origin = row["provenance"]
+    text = (
+        f"{origin['trace_kind']} trace {row['trace']}; priced as {origin['priced_as']}; {row['machine']}; "
+        f"greenroom {origin['greenroom_version']}"
+    )
+    figure.supxlabel(text, fontsize=5, color="0.45")
+
+
+def _save(figure: Figure, stem: Path) -> Path:
+    """Write PNG and PDF; return the PNG's path."""
+    figure.savefig(stem.with_suffix(".pdf"), metadata={"CreationDate": None})
+    figure.savefig(stem.with_suffix(".png"))
+    plt.close(figure)
+    return stem.with_suffix(".png")

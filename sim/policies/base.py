@@ -1,0 +1,154 @@
+"""The roles a policy can play, one verb each; every other hook does nothing unless overridden.
+
+A :class:`CachePolicy` object rules one pool (one layer's slots, or the slots of all layers): the
+builder makes one copy a pool. The Offloader calls, for each event (step, layer) in this order:
+rewrite, observe, on_hit, place, then admits / choose_victim / on_insert / on_evict for each miss,
+then wants and propose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.types import ExpertWork, LayerRouting, Service, StepInfo, View
+
+Evictable = Callable[[int], bool]
+
+
+class Policy:
+    """What all roles share: hooks to learn from; decisions are made elsewhere."""
+
+    oracle: ClassVar[bool] = False
+    """True for a policy that was given the future through its constructor."""
+    lossy: ClassVar[bool] = False
+    """True for a policy that changes the model's answer."""
+
+    def begin_step(self, view: View) -> None:
+        """Learn that a step begins; ``view.step`` tells which."""
+
+    def observe(self, routing: LayerRouting, view: View) -> None:
+        """Learn what a layer's router chose. Called once an event, before any decision."""
+
+
+class CachePolicy(Policy):
+    """Chooses who stays in one pool of GPU memory."""
+
+    admits_after: bool = False
+    """When misses enter the cache. False: before their load, room being made among experts the event
+    does not use. True: they run in staging slots, and when the event is over
+    ``choose_victim`` picks among residents and newcomers alike (a newcomer that is picked is bypassed)."""
+    uses_cache: bool = True
+    """False for a policy that never keeps an expert, so that the capacity does not matter."""
+
+    def start(self, keys: Sequence[int], num_slots: int, view: View) -> None:
+        """Learn the pool: its keys, and how many experts surely fit. Called once, before all else."""
+
+    def preload(self, view: View) -> Sequence[int]:
+        """Return keys to hold before the first step, best first; what does not fit is left out."""
+        return ()
+
+    def keeps(self, key: int) -> bool:
+        """Tell whether a preloaded ``key`` may never be evicted."""
+        return False
+
+    def admits(self, key: int, view: View) -> bool:
+        """Tell whether a missed ``key`` may enter the cache (else it is bypassed)."""
+        return True
+
+    def choose_victim(self, evictable: Evictable, view: View) -> int | None:
+        """Return the key to drop, one for which ``evictable`` holds; None refuses (bypass)."""
+        raise NotImplementedError
+
+    def wants(self, view: View) -> Sequence[int]:
+        """Return absent keys of this pool worth loading at low priority, best first."""
+        return ()
+
+    def on_hit(self, keys: Sequence[int], view: View) -> None:
+        """Learn that an event uses these keys, all in GPU memory or on their way."""
+
+    def on_insert(self, key: int, view: View) -> None:
+        """Learn that ``key`` has been given room."""
+
+    def on_evict(self, key: int) -> None:
+        """Learn that ``key`` has gone; only here may it leave the policy's order."""
+
+
+class PrefetchPolicy(Policy):
+    """Guesses what will be wanted soon."""
+
+    def propose(self, routing: LayerRouting, view: View) -> Sequence[int]:
+        """Return keys to load ahead, best first; the Offloader filters and bounds them."""
+        raise NotImplementedError
+
+
+class PlacementPolicy(Policy):
+    """Decides how missing experts are served."""
+
+    def place(self, work: Sequence[ExpertWork], view: View) -> Sequence[Service]:
+        """Return a service for each missing expert of the event, in the order given."""
+        raise NotImplementedError
+
+
+class RoutingPolicy(Policy):
+    """Changes the routing itself: lossy."""
+
+    lossy = True
+
+    def rewrite(self, routing: LayerRouting, view: View) -> LayerRouting:
+        """Return the routing to be computed instead."""
+        raise NotImplementedError
+
+
+class RepackPolicy(Policy):
+    """Decides how an event's tokens are laid out for the expert kernels."""
+
+    packed: ClassVar[bool] = False
+    """True when tokens are sorted by expert once a layer, so that no expert gathers or scatters."""
+
+    def repack(self, routing: LayerRouting, view: View) -> Sequence[NDArray[np.intp]] | None:
+        """Return a partition of the step's token indices; None keeps one micro-batch of all."""
+        return None
+
+
+class StageDetector:
+    """Finds where one reasoning stage ends and the next begins."""
+
+    def observe(self, step: StepInfo) -> bool:
+        """Return True when a new stage begins with this step."""
+        raise NotImplementedError
+
+
+@dataclass(slots=True)
+class PolicySet:
+    """The parts that together run a model: ``caches`` holds one policy a pool."""
+
+    caches: Sequence[CachePolicy]
+    placement: PlacementPolicy | None = None
+    prefetch: PrefetchPolicy | None = None
+    routing: RoutingPolicy | None = None
+    repack: RepackPolicy | None = None
+    stages: StageDetector | None = None
+
+    def parts(self) -> list[Policy]:
+        """Return the distinct policy objects that may learn, in a fixed order."""
+        found: list[Policy] = []
+        others = (self.placement, self.prefetch, self.routing, self.repack)
+        for part in (*self.caches, *others):
+            if part is not None and not any(part is known for known in found):
+                found.append(part)
+        return found
+
+    @property
+    def oracle(self) -> bool:
+        """True when any part knows the future."""
+        return any(part.oracle for part in self.parts())
+
+    @property
+    def lossy(self) -> bool:
+        """True when any part changes the answer."""
+        return any(part.lossy for part in self.parts())

@@ -1,0 +1,153 @@
+"""Where every expert is: bytes, states, pins and pools; the mechanism that no policy can overrule.
+
+A pool is a share of GPU memory with its own capacity: one a layer, or one for all layers. Bytes are
+taken when a load is queued, so resident + loading bytes never exceed the capacity. Weights never
+change, so an eviction costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+
+from sim.types import ConfigError, KeySpace
+
+ABSENT, QUEUED, LOADING, RESIDENT = range(4)
+_SHORT = 16
+"""Up to this many keys, searching a list beats building a set."""
+
+
+class ResidencyError(RuntimeError):
+    """A decider or driver asked for what memory does not allow; always a bug, never a user's mistake."""
+
+
+class Residency:
+    """The state of all experts on one device.
+
+    Parameters
+    ----------
+    keys
+        The key space.
+    layer_bytes
+        Bytes of one expert, by layer, [num_layers].
+    pool_of_layer
+        Index of the pool that serves each layer, [num_layers].
+    capacity_bytes
+        Capacity of each pool, [num_pools].
+    """
+
+    def __init__(
+        self,
+        keys: KeySpace,
+        layer_bytes: Sequence[int],
+        pool_of_layer: Sequence[int],
+        capacity_bytes: Sequence[int],
+    ) -> None:
+        if len(layer_bytes) != keys.num_layers or len(pool_of_layer) != keys.num_layers:
+            raise ConfigError(
+                f"layer_bytes and pool_of_layer must have {keys.num_layers} entries, one a layer"
+            )
+        self.keys = keys
+        self.layer_bytes = list(layer_bytes)
+        self.pool_of_layer = list(pool_of_layer)
+        self.capacity_bytes = list(capacity_bytes)
+        self.state = bytearray(len(keys))
+        self._size = [size for size in layer_bytes for _ in range(keys.num_experts)]
+        self._pool = [pool for pool in pool_of_layer for _ in range(keys.num_experts)]
+        self._free = list(capacity_bytes)
+        self._kept = bytearray(len(keys))
+        self._in_use: Container[int] = ()
+
+    # -- questions ---------------------------------------------------------------------------
+
+    def is_resident(self, key: int) -> bool:
+        """Tell whether ``key`` can compute now."""
+        return self.state[key] == RESIDENT
+
+    def is_loading(self, key: int) -> bool:
+        """Tell whether ``key`` is queued or on its way."""
+        return 0 < self.state[key] < RESIDENT
+
+    def resident(self) -> Iterable[int]:
+        """Yield resident keys in key order."""
+        return (key for key, state in enumerate(self.state) if state == RESIDENT)
+
+    def evictable(self, key: int) -> bool:
+        """Tell whether ``key`` may be dropped now: resident, not in use and not kept."""
+        return self.state[key] == RESIDENT and key not in self._in_use and not self._kept[key]
+
+    def expert_bytes(self, key: int) -> int:
+        """Bytes of one expert."""
+        return self._size[key]
+
+    def free_bytes(self, layer: int) -> int:
+        """Unused bytes of the pool that serves ``layer``."""
+        return self._free[self.pool_of_layer[layer]]
+
+    def used_bytes(self, pool: int) -> int:
+        """Bytes taken in a pool: resident, loading and queued."""
+        return self.capacity_bytes[pool] - self._free[pool]
+
+    def shortage_bytes(self, key: int) -> int:
+        """Bytes that must be freed before ``key`` fits; 0 or less when it fits now."""
+        return self._size[key] - self._free[self._pool[key]]
+
+    def can_make_room(self, key: int) -> bool:
+        """Tell whether evictions can make ``key`` fit.
+
+        For pools of mixed sizes: there one eviction may not be enough, and a policy must not be asked
+        for a first victim when the last cannot be had. Takes time linear in the number of experts.
+        """
+        pool = self._pool[key]
+        droppable = sum(
+            self._size[other]
+            for other in range(len(self.state))
+            if self._pool[other] == pool and self.evictable(other)
+        )
+        return droppable >= self.shortage_bytes(key)
+
+    # -- changes -----------------------------------------------------------------------------
+
+    def protect(self, keys: Sequence[int]) -> None:
+        """Pin the experts of one event; they replace those of the event before."""
+        self._in_use = keys if len(keys) <= _SHORT else frozenset(keys)
+
+    def release(self) -> None:
+        """Unpin: the event is over."""
+        self._in_use = ()
+
+    def keep(self, key: int) -> None:
+        """Protect a resident ``key`` from eviction for good."""
+        self._kept[key] = 1
+
+    def reserve(self, key: int) -> None:
+        """Queue a load and take its bytes."""
+        pool, state = self._pool[key], self.state
+        free = self._free[pool] - self._size[key]
+        if state[key] != ABSENT or free < 0:
+            why = "is queued twice" if state[key] else f"does not fit: {-free} bytes too many"
+            raise ResidencyError(f"{self.keys.unpack(key)} {why}")
+        state[key] = QUEUED
+        self._free[pool] = free
+
+    def start(self, key: int) -> None:
+        """Record that the copy of ``key`` has begun."""
+        if self.state[key] != QUEUED:
+            raise ResidencyError(f"{self.keys.unpack(key)} starts to load without being queued")
+        self.state[key] = LOADING
+
+    def complete(self, key: int) -> None:
+        """Record that ``key`` has arrived."""
+        if self.state[key] != LOADING:
+            raise ResidencyError(f"{self.keys.unpack(key)} arrives without having started")
+        self.state[key] = RESIDENT
+
+    def evict(self, key: int) -> int:
+        """Drop a resident key; return the bytes that frees."""
+        if self.state[key] != RESIDENT or key in self._in_use or self._kept[key]:
+            raise ResidencyError(
+                f"{self.keys.unpack(key)} may not be evicted: absent, loading, in use or kept"
+            )
+        self.state[key] = ABSENT
+        size = self._size[key]
+        self._free[self._pool[key]] += size
+        return size

@@ -1,0 +1,108 @@
+"""What a run leaves on disk, and how a sweep's runs become one table.
+
+Files of a run, each written whole or not at all: ``summary.json`` (one row: choices, metrics,
+provenance), ``steps.parquet``, ``requests.parquet``, ``events.parquet`` on request, ``config.yaml``
+(resolved). A sweep adds ``results.parquet`` and ``results.csv``, one row a run.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sim.events import EVENT_COLUMNS, Kind, Lane
+from sim.metrics import REQUEST_COLUMNS, STEP_COLUMNS
+from sim.types import Phase
+
+SUMMARY = "summary.json"
+
+
+def write_run(folder: Path, summary: Mapping[str, Any], config_yaml: str, tables: Any) -> None:
+    """Write a run's files; the summary comes last, so that its presence means all are there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_table(folder / "steps.parquet", STEP_COLUMNS, tables.steps, {"phase": Phase})
+    write_table(folder / "requests.parquet", REQUEST_COLUMNS, tables.requests, {})
+    if tables.events is not None:
+        rows, names = tables.events.rows, {"lane": Lane, "kind": Kind}
+        write_table(folder / "events.parquet", EVENT_COLUMNS, rows, names)
+    write_text(folder / "config.yaml", config_yaml)
+    write_text(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
+
+
+def write_table(
+    path: Path,
+    columns: Sequence[str],
+    rows: Sequence[tuple[int, ...]],
+    names: Mapping[str, Any],
+) -> None:
+    """Write int rows as Parquet; columns of ``names`` become words by their enum."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    by_column = list(zip(*rows, strict=True)) if rows else [()] * len(columns)
+    arrays: dict[str, Any] = {}
+    for column, values in zip(columns, by_column, strict=True):
+        array = pa.array(values, pa.int64())
+        if column in names:
+            words = pa.array([member.name.lower() for member in names[column]])
+            array = pa.DictionaryArray.from_arrays(array.cast(pa.int8()), words)
+        arrays[column] = array
+    partial = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        pq.write_table(pa.table(arrays), partial, compression="zstd")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_summaries(folder: Path) -> list[dict[str, Any]]:
+    """Return the summary rows of all runs below a sweep's folder, in order of their numbers."""
+    files = folder.glob(f"*/{SUMMARY}")
+    ordered = sorted(
+        files, key=lambda f: (not f.parent.name.isdigit(), len(f.parent.name), f.parent.name)
+    )
+    return [json.loads(file.read_text(encoding="utf-8")) for file in ordered]
+
+
+def write_sweep(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write the rows of a sweep as Parquet and CSV, nested fields as dotted columns."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    flat = [flatten(row) for row in rows]
+    columns = list(dict.fromkeys(key for row in flat for key in row))
+    table = pa.table({column: [row.get(column) for row in flat] for column in columns})
+    partial = folder / f"results.parquet.tmp-{os.getpid()}"
+    pq.write_table(table, partial, compression="zstd")
+    os.replace(partial, folder / "results.parquet")
+    partial = folder / f"results.csv.tmp-{os.getpid()}"
+    with partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(flat)
+    os.replace(partial, folder / "results.csv")
+
+
+def flatten(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a nested mapping with dotted keys; lists become text."""
+    flat: dict[str, Any] = {}
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = json.dumps(value) if isinstance(value, list) else value
+    return flat

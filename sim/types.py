@@ -1,0 +1,246 @@
+"""The words that policies, mechanism and drivers share: keys, routing, plans, the read-only view.
+
+Knows nothing of policies, drivers, traces or hardware. In the hot path an expert is one int, its *key*:
+``key = layer * num_experts + expert``; :class:`KeySpace` translates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from sim.residency import Residency
+
+NO_EXPERT = 65535
+"""Fill of an unused top-k slot, as in the trace format."""
+
+
+class Phase(IntEnum):
+    """What a step does; the values are those of the trace format."""
+
+    PREFILL = 0
+    DECODE = 1
+
+
+class ConfigError(ValueError):
+    """A user's mistake in a configuration; one line that names field, value and rule."""
+
+
+class ExpertKey(NamedTuple):
+    """An expert by name; ``expert`` is an index within ``layer``."""
+
+    layer: int
+    expert: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeySpace:
+    """Translates between int keys and (layer, expert)."""
+
+    num_layers: int
+    num_experts: int
+
+    def key(self, layer: int, expert: int) -> int:
+        """Return the int key of one expert."""
+        return layer * self.num_experts + expert
+
+    def unpack(self, key: int) -> ExpertKey:
+        """Return (layer, expert) of an int key."""
+        return ExpertKey(*divmod(key, self.num_experts))
+
+    def layer_keys(self, layer: int) -> range:
+        """Return all keys of a layer."""
+        return range(layer * self.num_experts, (layer + 1) * self.num_experts)
+
+    def __len__(self) -> int:
+        return self.num_layers * self.num_experts
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """What anybody may know of a step before it runs.
+
+    ``texts`` are the decoded pieces of the tokens that this step *processes* (already sampled, so no
+    future), one a token, or None where the trace has no text. ``kv_tokens`` is the number of KV
+    entries the step's attention reads, summed over its sequences.
+    """
+
+    step: int
+    phase: Phase
+    num_tokens: int
+    num_sequences: int = 1
+    kv_tokens: int = 0
+    request_ids: tuple[int, ...] = ()
+    texts: tuple[str, ...] | None = None
+
+
+class LayerRouting:
+    """What one layer's router chose for the tokens of one step.
+
+    Parameters
+    ----------
+    layer
+        The MoE layer.
+    experts
+        The distinct keys chosen: for one token in the router's order, for several by index.
+    token_counts
+        The number of tokens each of them serves.
+    ids, weights
+        The choices behind them, int[num_tokens, num_layers, top_k] and float of that shape, for the
+        whole step (so that a layer costs no copy); None where the driver has none.
+    """
+
+    __slots__ = ("_count", "_ids", "_weights", "experts", "layer", "token_counts")
+
+    def __init__(
+        self,
+        layer: int,
+        experts: Sequence[int],
+        token_counts: Sequence[int],
+        ids: NDArray[np.integer] | None = None,
+        weights: NDArray[np.floating] | None = None,
+    ) -> None:
+        self.layer = layer
+        self.experts = experts
+        self.token_counts = token_counts
+        self._ids = ids
+        self._weights = weights
+        self._count: dict[int, int] | None = None
+
+    def num_tokens(self, key: int) -> int:
+        """Number of the step's tokens that expert ``key`` serves."""
+        if self._count is None:
+            self._count = dict(zip(self.experts, self.token_counts, strict=True))
+        return self._count[key]
+
+    @property
+    def topk_ids(self) -> NDArray[np.integer] | None:
+        """Experts by token and slot, int[num_tokens, top_k], NO_EXPERT in an unused slot."""
+        return None if self._ids is None else self._ids[:, self.layer]
+
+    @property
+    def topk_weights(self) -> NDArray[np.floating] | None:
+        """Weights by token and slot as applied, float[num_tokens, top_k]."""
+        return None if self._weights is None else self._weights[:, self.layer]
+
+    def token_ids(self, expert: int) -> NDArray[np.intp]:
+        """Return the rows (token indices in the step) routed to ``expert``, an index in the layer."""
+        chosen = self.topk_ids
+        if chosen is None:
+            raise ValueError(f"layer {self.layer}: this routing has no topk_ids")
+        return np.flatnonzero((chosen == expert).any(axis=1))
+
+
+class Service(IntEnum):
+    """How an expert that is not on the GPU is served."""
+
+    LOAD = 0  # over the link into the cache, if the cache admits it
+    BYPASS = 1  # over the link into a staging slot, used once
+    CPU = 2  # computed where its weights lie
+
+
+class ExpertWork(NamedTuple):
+    """One expert's share of a layer, as a PlacementPolicy sees it."""
+
+    key: int
+    num_tokens: int
+
+
+class LayerPlan:
+    """Everything a driver may read to carry out one layer; all fields hold int keys.
+
+    resident    on the GPU: compute at once
+    late        a prefetch in flight: now wanted, so move it ahead, then compute
+    evicts      dropped to make room for loads and prefetches: their slots are free now
+    loads       demand loads into the cache, in this order, then compute
+    bypasses    demand loads into staging slots, in this order, then compute; at most
+                ``bypass_slots`` of them hold a slot at one time
+    on_cpu      compute on the CPU
+    prefetches  loads nobody waits for
+    packed      tokens are laid out expert by expert, so that no expert gathers or scatters
+    groups      a partition of the step's tokens into micro-batches; None is one of all tokens
+    """
+
+    # Class-level defaults: most layers hit, and then nothing but the first three is ever set.
+    evicts: Sequence[int] = ()
+    loads: Sequence[int] = ()
+    bypasses: Sequence[int] = ()
+    bypass_slots: int = 0
+    on_cpu: Sequence[int] = ()
+    prefetches: Sequence[int] = ()
+    packed: bool = False
+    groups: Sequence[NDArray[np.intp]] | None = None
+
+    def __init__(
+        self, routing: LayerRouting, resident: Sequence[int], late: Sequence[int] = ()
+    ) -> None:
+        self.routing = routing
+        self.resident = resident
+        self.late = late
+
+
+class CostModel(Protocol):
+    """What a decider may ask about time; all answers in int nanoseconds."""
+
+    def load_ns(self, layer: int) -> int:
+        """Copy one expert of ``layer`` from host to GPU memory over an idle link."""
+        ...
+
+    def expert_gpu_ns(self, layer: int, num_tokens: int, packed: bool) -> int:
+        """Compute one expert whose weights are in GPU memory."""
+        ...
+
+    def expert_cpu_ns(self, layer: int, num_tokens: int) -> int:
+        """Compute one expert on the CPU where its weights lie."""
+        ...
+
+
+@dataclass(slots=True)
+class View:
+    """The read-only world of a policy; it never holds the future.
+
+    ``event`` counts (step, layer) pairs from 0; ``stage`` counts reasoning stages seen so far;
+    ``now_ns`` is the driver's clock (always 0 in lockstep).
+    """
+
+    keys: KeySpace
+    costs: CostModel
+    step: StepInfo
+    _residency: Residency = field(repr=False)
+    layer: int = 0
+    event: int = -1
+    stage: int = 0
+    now_ns: int = 0
+
+    @property
+    def num_layers(self) -> int:
+        """Number of MoE layers."""
+        return self.keys.num_layers
+
+    @property
+    def num_experts(self) -> int:
+        """Number of experts in a layer."""
+        return self.keys.num_experts
+
+    def is_resident(self, key: int) -> bool:
+        """Tell whether the expert's weights are in GPU memory now."""
+        return self._residency.is_resident(key)
+
+    def is_loading(self, key: int) -> bool:
+        """Tell whether the expert is queued for, or on, the link."""
+        return self._residency.is_loading(key)
+
+    def resident(self) -> Iterable[int]:
+        """Yield the keys in GPU memory, in key order."""
+        return self._residency.resident()
+
+    @property
+    def free_bytes(self) -> int:
+        """Unused bytes of the pool that serves this layer."""
+        return self._residency.free_bytes(self.layer)

@@ -1,0 +1,112 @@
+"""Every file of conf/ composes and builds; every mistake is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hwmodels.errors import HardwareError
+from sim.build import build
+from sim.types import ConfigError
+from tests.configs import composed, options
+
+
+@pytest.mark.parametrize("machine", options("machine"))
+def test_every_machine_builds(machine: str, small_trace_file: Path) -> None:
+    config = composed(f"machine={machine}", f"trace.path={small_trace_file}", "model=olmoe_1b_7b")
+    assert build(config).machine.name
+
+
+@pytest.mark.parametrize("model", options("model"))
+def test_every_model_prices_a_trace(model: str, small_trace_file: Path) -> None:
+    config = composed(f"model={model}", f"trace.path={small_trace_file}", "machine=a100_80_pcie")
+    scenario = build(config)
+    assert scenario.budget.layer_bytes[0] > 0
+    assert len(scenario.budget.layer_bytes) == 4
+
+
+@pytest.mark.parametrize("policy", options("policy"))
+def test_every_policy_builds(policy: str, small_trace_file: Path) -> None:
+    config = composed(f"policy={policy}", f"trace.path={small_trace_file}")
+    assert config["policy"]["name"] == policy, "a preset's name is its file's name"
+    build(config)
+
+
+@pytest.mark.parametrize("experiment", options("experiment"))
+def test_every_experiment_composes(experiment: str) -> None:
+    assert composed(f"+experiment={experiment}")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("cache.ratio=0.01", "cache.ratio = 0: gives pool 0 0 slots, must hold at least top_k = 2"),
+        ("cache.ratio=1.5", "cache.ratio = 1.5: must be a number in [0, 1]"),
+        ("cache.ratio=half", "cache.ratio = half: must be a number in [0, 1]"),
+        ("cache.bytes=-1", "cache.bytes = -1: must be a whole number of bytes >= 0"),
+        ("cache.staging_slots=0", "cache.staging_slots = 0: must be a whole number >= 1, or null"),
+        ("cache.prefetch_limit=-1", "cache.prefetch_limit = -1: must be a whole number >= 0"),
+        ("workload.batch_size=0", "workload.batch_size = 0: must be a whole number >= 1"),
+        ("workload.batch_size=true", "workload.batch_size = True: must be a whole number >= 1"),
+        ("workload.requests=[3,99]", "workload.requests = [3, 99]: must be a range within"),
+        ("workload.requests=[3,1]", "workload.requests = [3, 1]: must be a range within"),
+        ("workload.requests=3", "workload.requests = 3: must be [first, last + 1]"),
+        ("calibration.requests=[0,7]", "calibration.requests = [0, 7]: must be a range within"),
+        ("policy.scope=tier", "policy.scope = tier: must be 'layer' or 'global'"),
+        ("+policy.cahce={}", "policy/lru: cahce: unknown key; did you mean 'cache'?"),
+        (
+            "policy.cache._target_=sim.policies.classic.LRV",
+            "policy/lru: cache._target_ = sim.policies.classic.LRV: no such class; did you mean 'LRU'?",
+        ),
+        (
+            "policy.cache._target_=sim.polices.LRU",
+            "policy/lru: cache._target_ = sim.polices.LRU: cannot be imported",
+        ),
+        ("+policy.cache.size=3", "policy/lru: cache.size: sim.policies.classic.LRU has no such"),
+        ("machine.gpu.memory_bytes=1e9", "machine.gpu.memory_bytes = 1000000000"),
+    ],
+)
+def test_a_mistake_names_field_value_and_rule(
+    override: str, message: str, small_trace_file: Path
+) -> None:
+    config = composed(f"trace.path={small_trace_file}", override)
+    with pytest.raises(ConfigError) as caught:
+        build(config)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("~machine.link.h2d_bytes_per_s", ("machine/rtx4090", "link.h2d_bytes_per_s", "missing")),
+        ("machine.link.h2d_bytes_per_s=-1", ("link.h2d_bytes_per_s", "-1", ">")),
+        ("machine.cpu.cores=fast", ("cpu.cores", "fast")),
+    ],
+)
+def test_a_bad_machine_figure_is_refused(
+    override: str, parts: tuple[str, ...], small_trace_file: Path
+) -> None:
+    config = composed(f"trace.path={small_trace_file}", override)
+    with pytest.raises(HardwareError) as caught:
+        build(config)
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+def test_a_bad_policy_parameter_names_policy_and_rule(small_trace_file: Path) -> None:
+    config = composed(f"trace.path={small_trace_file}", "policy=lfu", "policy.cache.decay=2")
+    with pytest.raises(ConfigError, match=r"policy/lfu: cache: decay = 2: must be in \(0, 1\]"):
+        build(config)
+
+
+def test_calibration_and_workload_share_no_request_by_default(small_trace_file: Path) -> None:
+    scenario = build(composed("policy=static", f"trace.path={small_trace_file}"))
+    assert scenario.calibration_requests == (0, 1)
+    assert [r.request_id for r in scenario.workload.requests] == [1, 2, 3, 4, 5]
+    assert not scenario.calibration_overlaps
+
+
+def test_an_overlap_of_calibration_and_workload_is_flagged(small_trace_file: Path) -> None:
+    config = composed(f"trace.path={small_trace_file}", "workload.requests=[0,3]")
+    assert build(config).calibration_overlaps

@@ -1,0 +1,255 @@
+"""Reads BigMoeOnEdge ``route_trace v1`` files: routing, weights and what the phone's cache held.
+
+Comment lines give the model and the bytes of one expert by layer; then one CSV row a chosen
+expert: ``turn, phase, step, layer, slot, expert, weight, residency, expert_bytes``. Here ``step``
+counts tokens, prompt included. Prefill rows come layer by layer, decode rows step by step. The
+engine computes the last layer only for the last prompt token, so the others lack that layer.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.importers.artefacts import refuse_rankings
+from traces.schema import NO_EXPERT, PREFILL, Provenance, Trace, TraceError, TraceMeta, validate
+
+_SIGNATURE = "# route_trace v1"
+_HEADING = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
+_COLUMNS = _HEADING.split(",")
+_ROW = np.dtype([(name, "f8" if name == "weight" else "i8") for name in _COLUMNS])
+
+RESIDENCY_ROW = np.dtype(
+    [
+        ("step", "i4"),  # the file's step: the token, prompt included
+        ("layer", "i2"),  # absolute
+        ("slot", "i2"),
+        ("expert", "i4"),
+        ("phase", "u1"),  # PREFILL or DECODE
+        ("resident", "?"),  # was it in the engine's cache? always false in prefill
+        ("loaded_bytes", "i8"),  # read from storage for this row; 0 where it was there already
+    ]
+)
+_NOTES = (
+    "turns are requests; a turn's prompt is one prefill step, then one token a step (derived)",
+    "scoring is not in the source; token ids and text neither",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _RouteFile:
+    path: Path
+    header: dict[str, str]  # model, arch, n_layer, n_expert, n_expert_used
+    expert_bytes: dict[int, int]  # by absolute layer
+    rows: NDArray[np.void]  # of _ROW, in file order
+
+
+def read_route_csv(
+    path: str | os.PathLike[str], native_top_k: int | None = None, licence: str | None = None
+) -> Trace:
+    """Return the routing as a trace; its residency comes from ``read_route_residency``.
+
+    ``native_top_k`` is the top-k the model was trained with, which the file does not name: where
+    it differs from the file's, the header notes that k was forced. Where prompt tokens lack the
+    last layer, its cells are ``NO_EXPERT`` and ``meta.incomplete_layers`` names it; any other gap
+    is an error.
+    """
+    source = _parse(Path(path))
+    rows = source.rows
+    layers = np.unique(rows["layer"])
+    token_key = np.stack([rows["turn"], rows["step"]], axis=1)
+    tokens, token = np.unique(token_key, axis=0, return_inverse=True)
+    layer, slot = np.searchsorted(layers, rows["layer"]), rows["slot"]
+    top_k = _header_int(source, "n_expert_used")
+    _check_cells(source, (token, layer, slot), (len(tokens), len(layers), top_k))
+    ids = np.full((len(tokens), len(layers), top_k), NO_EXPERT, dtype=np.uint16)
+    weights = np.zeros(ids.shape, dtype=np.float16)
+    ids[token, layer, slot] = rows["expert"]
+    weights[token, layer, slot] = rows["weight"]
+    phase = np.zeros(len(tokens), dtype=np.uint8)
+    phase[token] = rows["phase"]
+    request, position, step = _places(tokens, phase)
+    meta = _meta(source, layers, ids, weights, (native_top_k, licence))
+    trace = Trace(meta, request, position, phase, step, ids, expert_weights=weights)
+    whole = np.delete(ids[phase == PREFILL], meta.incomplete_layers, axis=1)
+    refuse_rankings(whole.transpose(1, 0, 2), meta.num_experts, str(path))
+    validate(trace, str(path))
+    return trace
+
+
+def read_route_residency(path: str | os.PathLike[str]) -> NDArray[np.void]:
+    """Return what the engine's cache did, one ``RESIDENCY_ROW`` a CSV row in file order."""
+    rows = _parse(Path(path)).rows
+    residency = np.zeros(len(rows), dtype=RESIDENCY_ROW)
+    for name in ("step", "layer", "slot", "expert", "phase"):
+        residency[name] = rows[name]
+    residency["resident"] = rows["residency"] == 1
+    residency["loaded_bytes"] = rows["expert_bytes"]
+    return residency
+
+
+def _parse(path: Path) -> _RouteFile:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeError) as error:
+        raise TraceError(f"{path}: {' '.join(str(error).split())}") from None
+    if not lines or lines[0].strip() != _SIGNATURE:
+        found = lines[0][:40] if lines else ""
+        raise TraceError(f"{path}: line 1 is {found!r}: must be {_SIGNATURE!r}")
+    comments = [line for line in lines if line.startswith("#")]
+    body = lines[len(comments) :]
+    if not body or body[0] != _HEADING:
+        found = body[0][:99] if body else ""
+        raise TraceError(f"{path}: the column line is {found!r}: must be {_HEADING}")
+    pairs = [dict(re.findall(r"(\w+)=(\S+)", line)) for line in comments]
+    header = next((pair for pair in pairs if "n_expert" in pair), {})
+    sizes = {pair["layer"]: pair["expert_bytes"] for pair in pairs if "expert_bytes" in pair}
+    rows = _rows(path, body[1:], len(comments) + 2)
+    return _RouteFile(path, header, {int(k): int(v) for k, v in sizes.items()}, rows)
+
+
+def _rows(path: Path, lines: list[str], first_line: int) -> NDArray[np.void]:
+    """Parse the CSV rows and check each value by itself; errors give the line, counted from 1."""
+    try:
+        rows = np.loadtxt(lines, dtype=_ROW, delimiter=",", ndmin=1, comments=None)
+    except ValueError:
+        number, line = next(
+            (at, line) for at, line in enumerate(lines, first_line) if not _is_row(line)
+        )
+        rule = f"must be {len(_COLUMNS)} numbers: {_HEADING}"
+        raise TraceError(f"{path}: line {number} is {line[:60]!r}: {rule}") from None
+    if len(rows) == 0 or len(rows) != len(lines):
+        raise TraceError(f"{path}: {len(rows)} rows in {len(lines)} lines: must be one a line")
+    limits = {
+        "turn": 2**31,
+        "phase": 2,
+        "step": 2**31,
+        "layer": 2**15,
+        "residency": 2,
+        "weight": 65504,
+    }
+    for name in _COLUMNS:
+        values = rows[name]
+        good = (values >= 0) & (values < limits.get(name, np.inf))
+        if not good.all():
+            first = int(np.argmin(good))
+            rule = f"must be >= 0 and < {limits[name]}" if name in limits else "must be >= 0"
+            raise TraceError(
+                f"{path}: line {first_line + first}: {name} is {values[first]}: {rule}"
+            )
+    return rows
+
+
+def _is_row(line: str) -> bool:
+    try:
+        return np.loadtxt([line], dtype=_ROW, delimiter=",", ndmin=1, comments=None).size == 1
+    except ValueError:
+        return False
+
+
+def _header_int(source: _RouteFile, key: str) -> int:
+    text = source.header.get(key, "")
+    if not text.isdecimal() or not 0 < int(text) < NO_EXPERT:
+        rule = f"must be a number from 1 to {NO_EXPERT - 1}"
+        raise TraceError(f"{source.path}: header '{key}' is {text!r}: {rule}")
+    return int(text)
+
+
+def _check_cells(
+    source: _RouteFile,
+    cells: tuple[NDArray[np.integer], NDArray[np.integer], NDArray[np.integer]],
+    shape: tuple[int, int, int],
+) -> None:
+    """Check that ids and slots are in range, and each token's layer has every slot once or none.
+
+    ``cells`` are the (token, layer, slot) of each row, ``shape`` the counts of the three.
+    """
+    token, layer, slot = cells
+    for name, values, limit in (
+        ("slot", slot, shape[2]),
+        ("expert", source.rows["expert"], _header_int(source, "n_expert")),
+    ):
+        if (values >= limit).any():
+            at = int(np.argmax(values >= limit))
+            rule = f"must be < {limit} by the header"
+            raise TraceError(f"{source.path}: row {at}: {name} is {values[at]}: {rule}")
+    count = np.zeros(shape, dtype=np.int64)
+    np.add.at(count, (token, layer, slot), 1)
+    uneven = (count != count[..., :1]).any(axis=-1) | (count[..., 0] > 1)
+    if uneven.any():
+        at = int(np.argmax(uneven[token, layer]))
+        row = source.rows[at]
+        raise TraceError(
+            f"{source.path}: row {at}: slots of step {row['step']}, layer {row['layer']} appear "
+            f"{count[token[at], layer[at]].tolist()} times: must be once each"
+        )
+
+
+def _places(
+    tokens: NDArray[np.integer], phase: NDArray[np.uint8]
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """Return request, position and engine step of each token from its sorted (turn, step)."""
+    turn, count = tokens[:, 0], tokens[:, 1]
+    starts = np.append(True, turn[1:] != turn[:-1])
+    position = count - count[starts][np.cumsum(starts) - 1]
+    step = np.cumsum(starts | (phase != PREFILL)) - 1
+    return turn.astype(np.int32), position.astype(np.int32), step.astype(np.int32)
+
+
+def _meta(
+    source: _RouteFile,
+    layers: NDArray[np.integer],
+    ids: NDArray[np.uint16],
+    weights: NDArray[np.float16],
+    told: tuple[int | None, str | None],
+) -> TraceMeta:
+    """Build the header; ``told`` is what the caller knows: the native top-k and the licence."""
+    sizes = {layer: size for layer, size in source.expert_bytes.items() if size > 0}
+    if sizes and sorted(sizes) != layers.tolist():
+        rule = f"must be the {len(sizes)} that the header gives expert_bytes for"
+        raise TraceError(f"{source.path}: rows name {len(layers)} layers: {rule}")
+    empty = (ids == NO_EXPERT).all(axis=-1)
+    sums = weights.sum(axis=-1, dtype=np.float32)[~empty]
+    normalized = bool(np.abs(sums - 1).max() < 0.01)
+    facts: dict[str, Any] = {
+        "incomplete_layers": (len(layers) - 1,) if empty[:, -1].any() else (),
+        "expert_bytes": tuple(sizes[layer] for layer in sorted(sizes)) or None,
+        "sorted_by_weight": bool((weights[..., 1:] <= weights[..., :-1]).all()),
+        "normalized": normalized,
+    }
+    model = source.header.get("model", "unknown").rsplit("/", 1)[-1].removesuffix(".gguf")
+    native_top_k, licence = told
+    return TraceMeta(
+        model=model,
+        num_layers=len(layers),
+        num_experts=_header_int(source, "n_expert"),
+        top_k=ids.shape[-1],
+        layer_indices=tuple(layers.tolist()),
+        scoring="unknown",
+        weight_semantics="applied",
+        recorder="BigMoeOnEdge route_trace",
+        recorder_version="v1",
+        notes=(*_NOTES, *_findings(facts, native_top_k, ids.shape[-1])),
+        licence=licence,
+        provenance=Provenance("imported", f"{source.path.name}: route_trace v1 CSV"),
+        **facts,
+    )
+
+
+def _findings(facts: dict[str, Any], native_top_k: int | None, top_k: int) -> list[str]:
+    """Return the notes that depend on the file."""
+    sums = "sum to one" if facts["normalized"] else "do not sum to one"
+    notes = [f"weights taken as applied: the source does not say; they {sums}"]
+    if native_top_k is None:
+        notes.append("the model's native top_k is not in the source: k may have been forced")
+    elif native_top_k != top_k:
+        notes.append(f"top_k forced from {native_top_k} to {top_k}")
+    if facts["incomplete_layers"]:
+        notes.append("the last layer is there only for the last prompt token: all the engine ran")
+    return notes

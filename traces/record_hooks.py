@@ -1,0 +1,292 @@
+"""Watch the routers of a Hugging Face MoE model while it runs.
+
+Every MoE block of transformers v5 has a router (``gate`` or ``router``) beside its ``experts``.
+A recorder hooks three places: the call of the experts gives the ids and the weights that were
+really used, the router's output gives its logits, and the call of the decoder tells which token
+of which sequence each row is. All of it is cloned and stays on the device until the decoder has
+returned; then one copy brings it to the host.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from traces.record_calls import Rows, locate, name_arguments, read_router, to_host, used_routing
+from traces.schema import NO_EXPERT, TraceError
+
+ROUTER_NAMES = ("gate", "router")
+EXPERTS_NAMES = ("experts", "input_linear")
+_LAYER_NUMBER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
+
+
+@dataclass(frozen=True)
+class MoeLayer:
+    """One MoE layer of a model: its absolute layer index, its path, and its modules."""
+
+    index: int
+    path: str
+    block: nn.Module
+    router: nn.Module
+    experts: nn.Module
+    num_experts: int
+
+
+@dataclass(frozen=True)
+class ForwardRecord:
+    """The routing of one call of the decoder, without padding rows.
+
+    n rows, L MoE layers, k slots ordered by falling weight (ties as the router gave them).
+    """
+
+    step: int  # index of the call, from 0
+    batch_row: np.ndarray  # int32[n], which sequence of the batch
+    position: np.ndarray  # int32[n], place in that sequence, padding not counted
+    token_id: np.ndarray | None  # int32[n]; None where the model was given embeddings
+    expert_ids: np.ndarray  # uint16[n, L, k]; NO_EXPERT for an expert without weights
+    expert_weights: np.ndarray  # float32[n, L, k], as the experts applied them
+    router_logits: np.ndarray | None  # float16[n, L, E], identity experts after the others
+    next_gate_ids: np.ndarray | None  # uint16[n, L, k]; NO_EXPERT in the last layer
+
+
+def find_moe_layers(decoder: nn.Module) -> list[MoeLayer]:
+    """Return the MoE layers of ``decoder`` in order; dense layers are left out.
+
+    JetMoe's attention routes too; its experts are left out. Raises TraceError where there is no
+    MoE block, or where the layers differ in their number of experts.
+    """
+    found: dict[int, MoeLayer] = {}
+    for path, block in decoder.named_modules():
+        number = _LAYER_NUMBER.search(path)
+        children = dict(block.named_children())
+        router = next((children[name] for name in ROUTER_NAMES if name in children), None)
+        experts = next((children[name] for name in EXPERTS_NAMES if name in children), None)
+        if number is None or router is None or experts is None or "attention" in path:
+            continue
+        index = int(number.group(1))
+        found[index] = MoeLayer(index, path, block, router, experts, count_experts(experts, path))
+    layers = [found[index] for index in sorted(found)]
+    if not layers:
+        raise TraceError(f"{type(decoder).__name__} has no MoE block (a router beside experts)")
+    sizes = sorted({layer.num_experts for layer in layers})
+    if len(sizes) > 1:
+        raise TraceError(f"MoE layers with different numbers of experts are unsupported: {sizes}")
+    return layers
+
+
+def count_experts(experts: nn.Module, path: str) -> int:
+    """Return how many experts have weights in a fused experts module.
+
+    The smallest leading size counts: LongCat's identity experts own no ``down_proj``.
+    """
+    if isinstance(experts, nn.ModuleList):
+        raise TraceError(f"{path}: experts in a ModuleList (transformers v4) are unsupported")
+    sizes = [weights.shape[0] for weights in experts.parameters() if weights.ndim == 3]
+    declared = getattr(experts, "num_experts", None)
+    if not sizes and isinstance(declared, int):
+        sizes = [declared]
+    if not sizes:
+        raise TraceError(f"{path}: cannot tell the number of experts")
+    return min(sizes)
+
+
+class RouterRecorder:
+    """Record the routing of every call of ``model``'s decoder, as a context manager.
+
+    ``logits`` also keeps the router logits. ``next_gate`` also keeps what the router of MoE layer
+    l + 1 picks on the input of the router of layer l (the hidden states that enter layer l's MoE
+    block, so already normed by layer l's own norm): the speculation of next-gate prefetching.
+    Neither changes what the model computes. The model must be in evaluation mode.
+    """
+
+    def __init__(self, model: Any, *, logits: bool = False, next_gate: bool = True) -> None:
+        if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+            raise TraceError("encoder-decoder models are unsupported")
+        self.decoder: nn.Module = model.get_decoder() if hasattr(model, "get_decoder") else model
+        self.layers = find_moe_layers(self.decoder)
+        self.num_experts = self.layers[0].num_experts
+        self.num_steps = 0
+        self.num_padding_rows = 0
+        self._keep_logits = logits
+        self._next_gate = next_gate
+        self._records: list[ForwardRecord] = []
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._flagged: list[nn.Module] = []
+        self._begin(None)
+
+    def __enter__(self) -> RouterRecorder:
+        self.attach()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.detach()
+
+    def attach(self) -> None:
+        """Put the hooks on the model; a second call before ``detach`` is an error."""
+        if self._handles:
+            raise TraceError("the recorder is already attached")
+        add = self._handles.append
+        add(self.decoder.register_forward_pre_hook(self._on_call, with_kwargs=True))
+        for slot, layer in enumerate(self.layers):
+            said, used = partial(self._on_router, slot), partial(self._on_experts, slot)
+            add(layer.router.register_forward_hook(said, with_kwargs=True))
+            add(layer.experts.register_forward_pre_hook(used, with_kwargs=True))
+            self._flag(layer.experts)
+        add(self.decoder.register_forward_hook(self._on_return))
+
+    def _flag(self, experts: nn.Module) -> None:
+        """Make an mxfp4 gpt-oss block call its modules: it bypasses both unless told so."""
+        if hasattr(experts, "forward_routed") and not hasattr(experts, "_is_hooked"):
+            experts._is_hooked = True  # type: ignore[assignment]
+            self._flagged.append(experts)
+
+    def detach(self) -> None:
+        """Take every hook off again; the model is as it was. Harmless when not attached."""
+        for handle in self._handles:
+            handle.remove()
+        for experts in self._flagged:
+            del experts._is_hooked
+        self._handles, self._flagged = [], []
+        self._begin(None)
+
+    def take(self) -> list[ForwardRecord]:
+        """Return the records since the last call, oldest first, and forget them."""
+        records, self._records = self._records, []
+        return records
+
+    def _begin(self, rows: Rows | None) -> None:
+        count = len(self.layers)
+        self._rows = rows
+        self._previous: Tensor | None = None
+        self._offered: tuple[Tensor, Tensor] | None = None
+        self._used: list[tuple[Tensor, Tensor] | None] = [None] * count
+        self._early: list[tuple[Tensor, Tensor] | None] = [None] * count
+        self._logits: list[Tensor | None] = [None] * count
+
+    def _on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module.training:
+            raise TraceError("the model is in training mode: call model.eval() before recording")
+        self._begin(locate(name_arguments(module, args, kwargs)))
+
+    def _on_router(
+        self, slot: int, _module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any
+    ) -> None:
+        """Keep what a router said, and let it judge the input of the router before it."""
+        if self._rows is None:
+            return
+        layer = self.layers[slot]
+        logits, ids, weights = read_router(output, layer)
+        self._offered = (ids, weights)
+        if self._keep_logits:
+            self._logits[slot] = logits.detach().to(torch.float16, copy=True)
+        if self._next_gate:
+            hidden = args[0].detach()
+            if self._previous is not None:
+                early = self._judge(layer, self._previous.to(hidden.device), args[1:], kwargs)
+                self._early[slot - 1] = early
+            self._previous = hidden.clone()
+
+    def _judge(
+        self, layer: MoeLayer, hidden: Tensor, rest: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        """Run a router on other hidden states; ``forward`` itself, so that no hook fires."""
+        with torch.no_grad():
+            _, ids, weights = read_router(layer.router.forward(hidden, *rest, **kwargs), layer)
+        return ids.clone(), weights.to(torch.float32, copy=True)
+
+    def _on_experts(
+        self, slot: int, _module: nn.Module, args: tuple[Any, ...], kwargs: Any
+    ) -> None:
+        """Keep the ids and weights that the experts are called with."""
+        if self._rows is None:
+            return
+        routing = used_routing((*args[1:], *kwargs.values())) or self._offered
+        if routing is None:
+            raise TraceError(f"{self.layers[slot].path}: experts were called before their router")
+        ids, weights = routing
+        self._used[slot] = (ids.detach().clone(), weights.detach().to(torch.float32, copy=True))
+
+    def _on_return(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        rows = self._rows
+        if rows is None:
+            return
+        missing = [
+            layer.path for layer, used in zip(self.layers, self._used, strict=True) if not used
+        ]
+        if missing:
+            raise TraceError(
+                f"{missing[0]}: its experts were not called in this forward pass; a compiled graph "
+                "or a fused kernel may bypass the modules"
+            )
+        self._records.append(self._collect(rows))
+        self.num_steps += 1
+        self._begin(None)
+
+    def _collect(self, rows: Rows) -> ForwardRecord:
+        """Copy everything of one decoder call to the host, and drop padding rows."""
+        if self._next_gate:
+            ids, weights = self._used[-1] or (Tensor(), Tensor())
+            self._early[-1] = (torch.full_like(ids, NO_EXPERT), weights)
+        parts = {"used": self._used}
+        if self._next_gate:
+            parts["early"] = self._early
+        device = rows.position.device
+        tensors: dict[str, Tensor] = {"position": rows.position, "real": rows.real}
+        if rows.token_id is not None:
+            tensors["token_id"] = rows.token_id
+        for name, routing in parts.items():
+            tensors[f"{name}_ids"] = _stack([pair[0] for pair in routing if pair], device)
+            tensors[f"{name}_weights"] = _stack([pair[1] for pair in routing if pair], device)
+        if self._keep_logits:
+            tensors["logits"] = _stack([item for item in self._logits if item is not None], device)
+        return self._record(to_host(tensors))
+
+    def _record(self, host: dict[str, np.ndarray]) -> ForwardRecord:
+        real = host["real"].astype(bool)
+        self.num_padding_rows += int(real.size - real.sum())
+        flat = real.reshape(-1)
+        tokens, logits = host.get("token_id"), host.get("logits")
+        ids, weights = self._order(host["used_ids"][flat], host["used_weights"][flat])
+        early = None
+        if "early_ids" in host:
+            early, _ = self._order(host["early_ids"][flat], host["early_weights"][flat])
+        return ForwardRecord(
+            step=self.num_steps,
+            batch_row=np.nonzero(real)[0].astype(np.int32),
+            position=host["position"][real],
+            token_id=None if tokens is None else tokens[real],
+            expert_ids=ids,
+            expert_weights=weights,
+            router_logits=None if logits is None else logits[flat],
+            next_gate_ids=early,
+        )
+
+    def _order(self, ids: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Order the slots of [n, L, k] by falling weight; an expert without weights is none."""
+        absent = ids >= self.num_experts
+        ids = np.where(absent, NO_EXPERT, ids).astype(np.uint16)
+        weights = np.where(absent, np.float32(0), weights)
+        order = np.argsort(np.where(absent, np.inf, -weights), axis=-1, kind="stable")
+        return np.take_along_axis(ids, order, -1), np.take_along_axis(weights, order, -1)
+
+
+def _stack(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Stack per-layer [n, w] tensors to [n, L, w]; integers become int32."""
+    if len({tensor.shape for tensor in tensors}) != 1:
+        shapes = sorted({tuple(tensor.shape) for tensor in tensors})
+        raise TraceError(f"MoE layers differ in their number of rows or slots: {shapes}")
+    stacked = torch.stack([tensor.to(device) for tensor in tensors], dim=1)
+    return stacked if stacked.is_floating_point() else stacked.to(torch.int32)
