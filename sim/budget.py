@@ -16,8 +16,13 @@ from sim.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Bytes of GPU memory by use; ``pool_of_layer`` tells which pool serves a layer."""
+    """Bytes of GPU memory by use.
 
+    ``asked`` is the setting that sized the cache, for messages; ``pool_of_layer`` tells which pool
+    serves a layer.
+    """
+
+    asked: str
     layer_bytes: tuple[int, ...]
     pool_of_layer: tuple[int, ...]
     pool_bytes: tuple[int, ...]
@@ -52,8 +57,8 @@ class Budget:
             slots = self.pool_bytes[pool] // max(sizes)
             if cache.uses_cache and slots < top_k:
                 raise ConfigError(
-                    f"cache.ratio = {self.cache_ratio:.4g}: gives pool {pool} {slots} slots, must hold "
-                    f"at least top_k = {top_k}, the experts of one event (step, layer)"
+                    f"{self.asked}: gives {slots} slots in pool {pool}; must hold at least "
+                    f"top_k = {top_k} experts, those of one event (step, layer)"
                 )
 
 
@@ -63,9 +68,10 @@ def plan_memory(
     """Divide the machine's GPU memory as the configuration asks; raise if it does not fit."""
     layers = range(workload.num_layers)
     layer_bytes = tuple(shape.expert_bytes(layer) for layer in layers)
-    pool_of_layer, pool_bytes = _pools(config, layer_bytes, workload.num_experts)
+    asked, pool_of_layer, pool_bytes = _pools(config, layer_bytes, workload.num_experts)
     staging = _staging_slots(config, workload)
     budget = Budget(
+        asked=asked,
         layer_bytes=layer_bytes,
         pool_of_layer=pool_of_layer,
         pool_bytes=pool_bytes,
@@ -83,17 +89,19 @@ def plan_memory(
 
 def _pools(
     config: Mapping[str, Any], layer_bytes: tuple[int, ...], num_experts: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the pool of each layer and the capacity of each pool."""
+) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """Return what was asked for, the pool of each layer and the capacity of each pool."""
     scope, ratio, total = _capacity_fields(config)
+    asked = f"cache.ratio = {ratio}" if total is None else f"cache.bytes = {total}"
     if scope == "global":
         every = sum(layer_bytes) * num_experts
-        return (0,) * len(layer_bytes), (total if total is not None else int(every * ratio),)
-    if total is not None:
-        shares = [total * size // sum(layer_bytes) for size in layer_bytes]
-    else:
+        capacity = int(every * ratio) if total is None else total
+        return asked, (0,) * len(layer_bytes), (capacity,)
+    if total is None:
         shares = [int(num_experts * ratio) * size for size in layer_bytes]
-    return tuple(range(len(layer_bytes))), tuple(shares)
+    else:
+        shares = [total * size // sum(layer_bytes) for size in layer_bytes]
+    return asked, tuple(range(len(layer_bytes))), tuple(shares)
 
 
 def _capacity_fields(config: Mapping[str, Any]) -> tuple[str, float, int | None]:

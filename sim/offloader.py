@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sim.policies.base import CachePolicy, Policy, PolicySet
+from sim.policies.base import CachePolicy, Evictable, Policy, PolicySet
 from sim.residency import ABSENT, RESIDENT, Residency
 from sim.types import (
     CostModel,
@@ -113,8 +113,6 @@ class Offloader:
             plan.packed = policies.repack.packed
         if self._migrates[layer] or policies.prefetch is not None:
             self._prefetch(plan, cache)
-        if self._unused_prefetches and plan.evicts:
-            self._count_waste(plan.evicts)
         return plan
 
     def on_load_started(self, key: int) -> None:
@@ -135,10 +133,7 @@ class Offloader:
         cache = self._cache_of_layer[plan.routing.layer]
         exchanged = [self._exchange(key, cache) for key in self._staged]
         self._staged = ()
-        admissions = [admission for admission in exchanged if admission is not None]
-        if self._unused_prefetches:
-            self._count_waste([key for admission in admissions for key in admission.evicts])
-        return admissions
+        return [admission for admission in exchanged if admission is not None]
 
     # -- classification and service of misses --------------------------------------------------
 
@@ -206,41 +201,54 @@ class Offloader:
 
     def _admit(self, key: int, cache: CachePolicy, evicts: list[int]) -> bool:
         """Give ``key`` room in its pool; False if that cannot be had or the policy refuses."""
-        residency, view = self.residency, self.view
-        shortage = residency.shortage_bytes(key)
-        if shortage > 0:
+        residency = self.residency
+        if residency.shortage_bytes(key) > 0:
             if self._mixed_sizes and not residency.can_make_room(key):
                 return False
-            evictable = self._evictable
-            while shortage > 0:
-                victim = cache.choose_victim(evictable, view)
-                if victim is None:
-                    return False
-                shortage -= residency.evict(victim)
-                cache.on_evict(victim)
-                evicts.append(victim)
+            victims = self._make_room(key, cache, self._evictable)
+            if not victims:
+                return False
+            evicts += victims
         residency.reserve(key)
-        cache.on_insert(key, view)
+        cache.on_insert(key, self.view)
         return True
+
+    def _make_room(self, key: int, cache: CachePolicy, evictable: Evictable) -> list[int]:
+        """Drop what ``cache`` chooses for ``key``, which lacks room; nothing if it refuses half-way."""
+        shortage = self.residency.shortage_bytes(key)
+        victims: list[int] = []
+
+        def remains(other: int) -> bool:
+            return other not in victims and evictable(other)
+
+        while shortage > 0:
+            victim = cache.choose_victim(remains if victims else evictable, self.view)
+            if victim is None or victim == key:
+                return []
+            shortage -= self.residency.expert_bytes(victim)
+            victims.append(victim)
+        for victim in victims:
+            size = self.residency.evict(victim)
+            cache.on_evict(victim)
+            if victim in self._unused_prefetches:
+                self._unused_prefetches.remove(victim)
+                self.wasted_prefetch_bytes += size
+        return victims
 
     def _exchange(self, key: int, cache: CachePolicy) -> Admission | None:
         """Let a staged newcomer compete with the residents; None if it loses."""
-        residency, view = self.residency, self.view
-        cache.on_insert(key, view)
+        residency = self.residency
+        cache.on_insert(key, self.view)
 
         def evictable(other: int) -> bool:
             return other == key or residency.evictable(other)
 
         evicts: list[int] = []
-        shortage = residency.shortage_bytes(key)
-        while shortage > 0:
-            victim = cache.choose_victim(evictable, view)
-            if victim is None or victim == key:
+        if residency.shortage_bytes(key) > 0:
+            evicts = self._make_room(key, cache, evictable)
+            if not evicts:
                 cache.on_evict(key)
                 return None
-            shortage -= residency.evict(victim)
-            cache.on_evict(victim)
-            evicts.append(victim)
         residency.reserve(key)
         residency.start(key)
         residency.complete(key)
@@ -270,11 +278,6 @@ class Offloader:
         self._unused_prefetches.update(prefetches)
         plan.prefetches = prefetches
         plan.evicts = evicts
-
-    def _count_waste(self, evicts: Sequence[int]) -> None:
-        for key in self._unused_prefetches.intersection(evicts):
-            self._unused_prefetches.remove(key)
-            self.wasted_prefetch_bytes += self.residency.expert_bytes(key)
 
     # -- before the first step -----------------------------------------------------------------
 

@@ -43,7 +43,7 @@ class SweepProgress(Callback):
         """Advance the bar by one run."""
         if self._bar is None:
             return
-        self._failed += job_return.status.name == "FAILED"
+        self._failed += job_return.status.name == "FAILED" or job_return.return_value is None
         note = f"{self._failed} failed" if self._failed else ""
         self._bar.update(self._task, advance=1, note=note)
 

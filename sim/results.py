@@ -19,11 +19,13 @@ from sim.metrics import REQUEST_COLUMNS, STEP_COLUMNS
 from sim.types import Phase
 
 SUMMARY = "summary.json"
+ERROR = "error.json"
 
 
 def write_run(folder: Path, summary: Mapping[str, Any], config_yaml: str, tables: Any) -> None:
     """Write a run's files; the summary comes last, so that its presence means all are there."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / ERROR).unlink(missing_ok=True)  # of an earlier run into the same folder
     write_table(folder / "steps.parquet", STEP_COLUMNS, tables.steps, {"phase": Phase})
     write_table(folder / "requests.parquet", REQUEST_COLUMNS, tables.requests, {})
     if tables.events is not None:

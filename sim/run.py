@@ -1,11 +1,13 @@
 """``greenroom sim``: one run, or with ``-m`` a sweep, from the Hydra configuration in ``conf/``.
 
 Results go to stdout and to the run's folder; everything else goes to stderr. A user's mistake is one
-line and exit code 2 (set HYDRA_FULL_ERROR=1 for the traceback).
+line and exit code 2 (set HYDRA_FULL_ERROR=1 for the traceback). In a sweep it spoils its own point
+only: that point's folder then holds ``error.json``, and the exit code tells.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -19,77 +21,98 @@ from omegaconf import DictConfig, OmegaConf
 
 from sim.mistakes import explain
 
-_LEFT_BY_HYDRA = {".hydra", "multirun.yaml", "greenroom.log"}
+_LEFT_BY_HYDRA = {".hydra"}
+_wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 
-class _Sweep:
-    """Where this process's sweep writes, for the summary at its end."""
+class _Outcome:
+    """What this process must still tell when Hydra has returned."""
 
-    folder: Path | None = None
-    failed: bool = False
+    sweep_folder: Path | None = None
+    failed = False
 
 
 @hydra.main(version_base="1.3", config_path="../conf", config_name="config")
 def run(config: DictConfig) -> float | None:
-    """Run one point; return tokens/s, the objective for any sweeper."""
-    from sim.results import write_run
-    from sim.simulate import simulate
-
+    """Run one point; return tokens/s, the objective for any sweeper, or None if it could not run."""
     settings = HydraConfig.get()
     folder = Path(settings.runtime.output_dir)
-    single = settings.mode != RunMode.MULTIRUN
-    if not single:
-        _Sweep.folder = Path(settings.sweep.dir).absolute()
-    plain: Any = OmegaConf.to_container(config, resolve=True)
+    is_sweep = settings.mode == RunMode.MULTIRUN
+    if is_sweep:
+        _Outcome.sweep_folder = Path(settings.sweep.dir).absolute()
     try:
-        summary, tables = simulate(plain)
-        write_run(folder, summary, OmegaConf.to_yaml(config, resolve=True), tables)
-    except BaseException:
-        _remove_if_empty(folder)
-        raise
-    if single:
+        summary = _run_point(config, folder)
+    except Exception as error:
+        message = explain(error)
+        if message is None or _wants_traceback:
+            raise
+        _fail(message, folder, list(settings.overrides.task) if is_sweep else None)
+        return None
+    if not is_sweep:
         from sim.report import print_run
 
         print_run(summary, folder)
-    return summary["tokens_per_s"]  # type: ignore[no-any-return]
+    return float(summary["tokens_per_s"])
 
 
 def main(arguments: list[str]) -> int:
     """Run ``greenroom sim`` with these arguments; return the exit code."""
-    wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra hands its errors to us
     sys.argv = ["greenroom sim", *arguments]
-    code = 0
     try:
         run()
     except Exception as error:
         message = explain(error)
-        if wants_traceback or message is None:
+        if message is None or _wants_traceback:
             raise
-        print(f"greenroom sim: error: {message}", file=sys.stderr)
-        code = 2
-    if _Sweep.folder is not None:
-        code = max(code, _finish_sweep(_Sweep.folder))
-    return code
+        _complain(message)
+        return 2
+    if _Outcome.sweep_folder is not None:
+        return _finish_sweep(_Outcome.sweep_folder)
+    return 2 if _Outcome.failed else 0
+
+
+def _run_point(config: DictConfig, folder: Path) -> dict[str, Any]:
+    from sim.results import write_run
+    from sim.simulate import simulate
+
+    plain: Any = OmegaConf.to_container(config, resolve=True)
+    summary, tables = simulate(plain)
+    write_run(folder, summary, OmegaConf.to_yaml(config, resolve=True), tables)
+    return summary
+
+
+def _fail(message: str, folder: Path, point: list[str] | None) -> None:
+    """Tell of a point that cannot run; ``point`` are its overrides within a sweep, None outside."""
+    _Outcome.failed = True
+    if point is None:
+        _complain(message)
+        if folder.is_dir() and {entry.name for entry in folder.iterdir()} <= _LEFT_BY_HYDRA:
+            shutil.rmtree(folder)
+        return
+    from sim.results import ERROR, write_text
+
+    _complain(f"{' '.join(point)}: {message}")
+    write_text(folder / ERROR, json.dumps({"overrides": point, "error": message}, indent=1) + "\n")
+
+
+def _complain(message: str) -> None:
+    print(f"greenroom sim: error: {message}", file=sys.stderr)
 
 
 def _finish_sweep(folder: Path) -> int:
-    """Collect whatever runs of a sweep are complete: table, files, figures."""
+    """Collect whatever points of a sweep are complete: table, files, figures; return the exit code."""
     from sim.report import print_sweep
-    from sim.results import read_summaries, write_sweep
+    from sim.results import ERROR, read_summaries, write_sweep
 
     rows = read_summaries(folder)
-    if not rows:
-        return 2
-    write_sweep(folder, rows)
-    print_sweep(rows, folder)
-    return 0
-
-
-def _remove_if_empty(folder: Path) -> None:
-    """Take away a run's folder in which there is nothing but Hydra's own notes."""
-    if folder.is_dir() and {entry.name for entry in folder.iterdir()} <= _LEFT_BY_HYDRA:
-        shutil.rmtree(folder)
+    failed = len(list(folder.glob(f"*/{ERROR}")))
+    if rows:
+        write_sweep(folder, rows)
+        print_sweep(rows, folder)
+    if failed:
+        print(f"greenroom sim: {failed} of {failed + len(rows)} points failed", file=sys.stderr)
+    return 2 if failed or not rows else 0
 
 
 if __name__ == "__main__":

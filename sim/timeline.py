@@ -37,11 +37,11 @@ LOAD_ENDED, COMPUTE_ENDED, PLAN = range(3)
 class TrueCosts(CostModel, Protocol):
     """What the timeline charges; all answers in int nanoseconds."""
 
-    def dense_ns(self, num_tokens: int, kv_tokens: int) -> int:
+    def dense_ns(self, num_tokens: int, kv_tokens: int, num_sequences: int) -> int:
         """Attention, router and shared experts of one layer."""
         ...
 
-    def step_ns(self, num_tokens: int, num_sequences: int) -> int:
+    def step_ns(self, num_tokens: int, num_sequences: int, kv_tokens: int) -> int:
         """What a step costs beside its MoE layers: embedding, dense layers, head."""
         ...
 
@@ -128,9 +128,10 @@ class Timeline:
         env, offloader, counter = self._env, self._offloader, self._counter
         for step in self._workload.steps():
             info = self._step = step.info
+            tokens, sequences, kv_tokens = info.num_tokens, info.num_sequences, info.kv_tokens
             start_ns = self._gpu_free_ns = self._cpu_free_ns = int(env.now)
             offloader.begin_step(info)
-            dense_ns = self._costs.dense_ns(info.num_tokens, info.kv_tokens)
+            dense_ns = self._costs.dense_ns(tokens, kv_tokens, sequences)
             for routing in self._workload.routings(step):
                 yield self._after_layer(dense_ns, PLAN)
                 now_ns = int(env.now)
@@ -142,7 +143,7 @@ class Timeline:
                 if self._on_plan is not None:
                     self._on_plan(plan)
                 self._begin_layer(plan, now_ns)
-            last_ns = self._costs.step_ns(info.num_tokens, info.num_sequences)
+            last_ns = self._costs.step_ns(tokens, sequences, kv_tokens)
             yield self._after_layer(last_ns, COMPUTE_ENDED)
             self._close_layer(last_ns)
             self._end_step(step, start_ns, last_ns)

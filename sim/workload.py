@@ -34,12 +34,14 @@ class Request:
 class WorkStep:
     """One forward pass: what may be known of it, the trace rows it processes, and what it completes.
 
-    ``finished`` are the requests whose last token this step yields.
+    ``finished`` are the requests whose last token this step yields; ``held_kv_tokens`` the tokens
+    whose keys and values are in memory, those of requests that sit the step out included.
     """
 
     info: StepInfo
     rows: NDArray[np.intp]
     finished: tuple[int, ...]
+    held_kv_tokens: int
 
 
 class Workload:
@@ -82,7 +84,7 @@ class Workload:
 
     def peak_kv_tokens(self) -> int:
         """Largest number of tokens whose keys and values are held at one time."""
-        return max((step.info.kv_tokens for step in self.steps()), default=0)
+        return max((step.held_kv_tokens for step in self.steps()), default=0)
 
     def steps(self) -> Iterator[WorkStep]:
         """Yield the steps in order."""
@@ -119,11 +121,12 @@ class Workload:
             phase=Phase.PREFILL,
             num_tokens=len(rows),
             num_sequences=1,
-            kv_tokens=len(rows) + held,
+            kv_tokens=len(rows),
             request_ids=(request.request_id,) * len(rows),
             texts=self._texts(rows),
         )
-        return WorkStep(info, rows, (request.request_id,) if done else ())
+        finished = (request.request_id,) if done else ()
+        return WorkStep(info, rows, finished, held + len(rows))
 
     def _decode(self, number: int, running: Sequence[tuple[Request, int]]) -> WorkStep:
         rows = np.array([r.decode_rows[count] for r, count in running], dtype=np.intp)
@@ -137,7 +140,7 @@ class Workload:
             texts=self._texts(rows),
         )
         finished = tuple(r.request_id for r, count in running if count + 1 == len(r.decode_rows))
-        return WorkStep(info, rows, finished)
+        return WorkStep(info, rows, finished, info.kv_tokens)
 
     def _texts(self, rows: NDArray[np.intp]) -> tuple[str, ...] | None:
         text = self.trace.text

@@ -1,4 +1,7 @@
-"""What a model routes, found without the recorder: by replaced methods, in one full forward."""
+"""What a model routes, found without the recorder: by replaced methods, in one full forward.
+
+Also how the recorder's tests compare traces.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ import numpy as np
 import torch
 
 from traces.record_hooks import find_moe_layers
-from traces.schema import NO_EXPERT
+from traces.schema import NO_EXPERT, Trace
 
 NUM_EXPERTS = 8
+COLUMNS = ("request_id", "position", "phase", "token_id", "expert_ids", "next_gate_ids")
 LOGITS_PLACE = {"Llama4Router": 1, "JetMoeTopKGating": 4, "DbrxRouter": None}
 
 
@@ -105,3 +109,15 @@ def by_rank(logits: Any, slots: int) -> tuple[np.ndarray, np.ndarray]:
     """Choose by logits, weigh by the softmax of the chosen ones."""
     ranked = torch.sort(logits, dim=1, descending=True)
     return ranked.indices[:, :slots].numpy(), ranked.values[:, :slots].softmax(dim=1).numpy()
+
+
+def assert_same(left: Trace, right: Trace) -> None:
+    """Compare what was routed, not when (steps depend on batches and chunks)."""
+    for name in COLUMNS:
+        np.testing.assert_array_equal(getattr(left, name), getattr(right, name), err_msg=name)
+    assert_close(left.expert_weights, right.expert_weights)
+
+
+def assert_close(recorded: Any, expected: Any) -> None:
+    recorded, expected = np.float32(recorded), np.float32(expected)
+    np.testing.assert_allclose(recorded, expected, rtol=2e-3, atol=2e-3)

@@ -1,9 +1,9 @@
-"""One place for what the tests of sim/ build: small traces, workloads, costs, policies, and Hypothesis strategies."""
+"""One place for what the tests of sim/ build: traces, workloads, costs, policies, Hypothesis strategies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,19 +11,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from sim.events import Kind, Lane
+from sim.metrics import STEP_COLUMNS
 from sim.offloader import Offloader
 from sim.policies.base import (
     CachePolicy,
-    PlacementPolicy,
     PolicySet,
-    PrefetchPolicy,
-    RepackPolicy,
-    StageDetector,
 )
-from sim.policies.classic import LRU
 from sim.residency import Residency
 from sim.timeline import RunTables, Timeline
-from sim.types import ExpertWork, KeySpace, LayerPlan, LayerRouting, Service, StepInfo, View
+from sim.types import KeySpace, LayerPlan, LayerRouting
 from sim.workload import Workload
 from traces.schema import DECODE, NO_EXPERT, PREFILL, Provenance, Trace, TraceMeta
 
@@ -32,8 +29,6 @@ LAW = settings(deadline=None, derandomize=True, max_examples=20, database=None)
 
 Token = Sequence[Sequence[int]]
 """The experts of one token, by layer."""
-Setup = Callable[[Workload, int], PolicySet]
-"""Makes the policies of a run from the workload and the number of pools."""
 
 
 # -- traces and workloads ------------------------------------------------------------------------
@@ -167,10 +162,10 @@ class ConstantCosts:
     def expert_cpu_ns(self, layer: int, num_tokens: int) -> int:
         return self.cpu * num_tokens
 
-    def dense_ns(self, num_tokens: int, kv_tokens: int) -> int:
+    def dense_ns(self, num_tokens: int, kv_tokens: int, num_sequences: int = 1) -> int:
         return self.dense
 
-    def step_ns(self, num_tokens: int, num_sequences: int) -> int:
+    def step_ns(self, num_tokens: int, num_sequences: int, kv_tokens: int = 0) -> int:
         return self.step
 
     def pack_ns(self, num_tokens: int) -> int:
@@ -201,97 +196,50 @@ def costs() -> st.SearchStrategy[ConstantCosts]:
     )
 
 
-# -- policies for tests --------------------------------------------------------------------------
-
-
-class Preloaded(LRU):
-    """LRU that begins with ``keys`` in memory."""
-
-    def __init__(self, keys: Sequence[int] = ()) -> None:
-        super().__init__()
-        self._first = keys
-
-    def preload(self, view: View) -> Sequence[int]:
-        return self._first
-
-
-class ScriptedPrefetch(PrefetchPolicy):
-    """Proposes what the script says at each event, counted from 0."""
-
-    def __init__(self, script: Mapping[int, Sequence[int]]) -> None:
-        self._script = script
-
-    def propose(self, routing: LayerRouting, view: View) -> Sequence[int]:
-        return self._script.get(view.event, ())
-
-
-class Foresight(PrefetchPolicy):
-    """Proposes exactly the experts of the next ``depth`` events: a prefetcher that is never wrong."""
-
-    oracle = True
-
-    def __init__(self, events: Sequence[LayerRouting], depth: int = 1) -> None:
-        self._events = events
-        self._depth = depth
-
-    def propose(self, routing: LayerRouting, view: View) -> Sequence[int]:
-        soon = self._events[view.event + 1 : view.event + 1 + self._depth]
-        return [key for event in soon for key in event.experts]
-
-
-class ScriptedPlacement(PlacementPolicy):
-    """Serves each missing key as the script says; LOAD where it says nothing."""
-
-    def __init__(self, script: Mapping[int, Service]) -> None:
-        self._script = script
-
-    def place(self, work: Sequence[ExpertWork], view: View) -> Sequence[Service]:
-        return [self._script.get(key, Service.LOAD) for key, _ in work]
-
-
-class SplitTokens(RepackPolicy):
-    """Splits the step's tokens into ``num_groups`` interleaved micro-batches."""
-
-    def __init__(self, num_groups: int = 2) -> None:
-        self._num_groups = num_groups
-
-    def repack(self, routing: LayerRouting, view: View) -> Sequence[NDArray[np.intp]]:
-        tokens = np.arange(view.step.num_tokens)
-        return [tokens[first :: self._num_groups] for first in range(self._num_groups)]
-
-
-class EveryFewSteps(StageDetector):
-    """Says that a stage begins at every third step."""
-
-    def observe(self, step: StepInfo) -> bool:
-        return step.step % 3 == 2
-
-
 # -- runs ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Sizes of a run's memory, in experts of ``expert_bytes`` each."""
+    """Sizes of a run's memory; a pool has ``slots`` times 8 bytes, an expert 8 unless told otherwise."""
 
     slots: int
     per_layer: bool = False
     staging_slots: int = 64
     prefetch_limit: int = 2
-    expert_bytes: int = 8
+    layer_bytes: tuple[int, ...] = ()
 
     def num_pools(self, workload: Workload) -> int:
         return workload.num_layers if self.per_layer else 1
 
 
-def build(workload: Workload, policies: PolicySet, memory: Memory, costs: Any) -> Offloader:
-    """Return an Offloader whose pools hold ``memory.slots`` experts each."""
+def memories(per_layer: bool, mixed: bool = False) -> st.SearchStrategy[Memory]:
+    """Draw sizes from nothing to more than enough; ``mixed``: experts differ in size by layer."""
+    sizes = st.tuples(*[st.sampled_from([8, 12, 20])] * 4) if mixed else st.just(())
+    return st.builds(
+        Memory,
+        slots=st.integers(0, 7 if per_layer else 25),
+        per_layer=st.just(per_layer),
+        staging_slots=st.integers(1, 6),
+        prefetch_limit=st.integers(0, 4),
+        layer_bytes=sizes,
+    )
+
+
+def build(
+    workload: Workload,
+    policies: PolicySet,
+    memory: Memory,
+    costs: Any,
+    kind: type[Residency] = Residency,
+) -> Offloader:
+    """Return an Offloader with one pool, or one a layer."""
     layers = range(workload.num_layers)
-    residency = Residency(
+    residency = kind(
         KeySpace(workload.num_layers, workload.num_experts),
-        [memory.expert_bytes] * workload.num_layers,
+        memory.layer_bytes[: len(layers)] or [8 for _ in layers],
         list(layers) if memory.per_layer else [0 for _ in layers],
-        [memory.slots * memory.expert_bytes] * memory.num_pools(workload),
+        [memory.slots * 8] * memory.num_pools(workload),
     )
     return Offloader(residency, policies, costs, memory.staging_slots, memory.prefetch_limit)
 
@@ -303,7 +251,25 @@ class Run:
     tables: RunTables
     plans: list[LayerPlan]
     offloader: Offloader
-    rows: list[tuple[int, ...]] = field(default_factory=list)
+    rows: list[tuple[int, ...]]
+
+    def steps(self) -> list[dict[str, int]]:
+        """Return the step table's rows by column name."""
+        return [dict(zip(STEP_COLUMNS, row, strict=True)) for row in self.tables.steps]
+
+    def lines(self) -> list[str]:
+        """Return the event table by start, then lane: from, to, lane, kind, layer, expert."""
+        lines = sorted((row[0], row[2], row[1], *row[3:]) for row in self.rows)
+        return [
+            f"{start} {end} {Lane(lane).name} {Kind(kind).name} {layer} {expert}"
+            for start, lane, end, kind, _, layer, expert, *_ in lines
+        ]
+
+    def check_accounts(self) -> None:
+        """Check that GPU work and the two stalls make up each step's time, to the nanosecond."""
+        for row in self.steps():
+            spent = row["gpu_busy_ns"] + row["link_stall_ns"] + row["cpu_stall_ns"]
+            assert spent == row["end_ns"] - row["start_ns"]
 
 
 def run_timeline(
@@ -311,10 +277,10 @@ def run_timeline(
     policies: PolicySet,
     memory: Memory,
     costs: ConstantCosts,
-    estimate: ConstantCosts | None = None,
+    kind: type[Residency] = Residency,
 ) -> Run:
-    """Run and record everything; policies see ``estimate`` where it is given."""
-    offloader = build(workload, policies, memory, estimate or costs)
+    """Run and record everything."""
+    offloader = build(workload, policies, memory, costs, kind)
     plans: list[LayerPlan] = []
     line = Timeline(workload, offloader, costs, record_events=True, on_plan=plans.append)
     tables = line.run()

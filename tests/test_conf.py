@@ -41,7 +41,10 @@ def test_every_experiment_composes(experiment: str) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("cache.ratio=0.01", "cache.ratio = 0: gives pool 0 0 slots, must hold at least top_k = 2"),
+        (
+            "cache.ratio=0.01",
+            "cache.ratio = 0.01: gives 0 slots in pool 0; must hold at least top_k = 2",
+        ),
         ("cache.ratio=1.5", "cache.ratio = 1.5: must be a number in [0, 1]"),
         ("cache.ratio=half", "cache.ratio = half: must be a number in [0, 1]"),
         ("cache.bytes=-1", "cache.bytes = -1: must be a whole number of bytes >= 0"),

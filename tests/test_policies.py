@@ -20,21 +20,15 @@ BATCHES = (1, 3)
 
 
 def _scenario(policy: str, ratio: float, batch: int, trace: Path) -> Scenario:
-    return build(
-        composed(
-            f"policy={policy}",
-            f"cache.ratio={ratio}",
-            f"workload.batch_size={batch}",
-            f"trace.path={trace}",
-        )
-    )
+    config = composed(f"policy={policy}", f"trace.path={trace}")
+    config["cache"]["ratio"] = ratio
+    config["workload"]["batch_size"] = batch
+    return build(config)
 
 
 def _timed(scenario: Scenario, on_plan: Any = None) -> RunTables:
     offloader, costs = scenario.offloader, scenario.costs
-    return Timeline(
-        scenario.workload, offloader, costs, record_events=True, on_plan=on_plan
-    ).run()
+    return Timeline(scenario.workload, offloader, costs, record_events=True, on_plan=on_plan).run()
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -64,9 +58,7 @@ class TestEveryPolicy:
     def test_runs_twice_alike(
         self, policy: str, ratio: float, batch: int, small_trace_file: Path
     ) -> None:
-        first, again = (
-            _timed(_scenario(policy, ratio, batch, small_trace_file)) for _ in range(2)
-        )
+        first, again = (_timed(_scenario(policy, ratio, batch, small_trace_file)) for _ in range(2))
         assert first.steps == again.steps
         assert first.requests == again.requests
         assert first.events is not None

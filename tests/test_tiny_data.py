@@ -196,3 +196,64 @@ def test_data_side_does_not_import_torch() -> None:
     )
     root = Path(__file__).resolve().parent.parent
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+
+
+def test_parts_of_a_batch_weigh_as_the_whole(sampled: list[Problem]) -> None:
+    pytest.importorskip("torch")
+    from traces.tiny.batching import Weights, make_batch
+
+    texts, drill = sampled[:3], sample_drill(np.random.default_rng(0))
+    batch = make_batch(texts, [drill], CharTokenizer(), Weights(question=0.0, result=2.0))
+    for row, problem in zip(batch.weights[:3], texts, strict=True):
+        digits = sum(len(str(value)) + 1 for value in problem.chain.values()[1:])
+        # Every character of the solution and EOS once, and every result once more.
+        assert row.sum() == len(problem.solution) + 1 + digits
+    assert batch.weights[3].sum() == 2 * batch.results[3].sum()
+    parts = [batch.part(rank, 2) for rank in range(2)]
+    assert sum(float(part.weights.sum()) for part in parts) == pytest.approx(batch.total)
+    assert parts[0].total == batch.total / 2
+
+
+def test_sorted_experts_equal_the_library_and_its_gradients() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from traces.tiny.model import new_model
+
+    model = new_model(CharTokenizer(), seed=0, num_hidden_layers=2, num_experts=8)
+    ids = torch.randint(3, 70, (2, 40), generator=torch.Generator().manual_seed(0))
+    results = []
+    for implementation in ("greenroom_sorted", "eager"):
+        model.set_experts_implementation(implementation)
+        model.zero_grad()
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        results.append([loss, *(param.grad.clone() for param in model.parameters())])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_resumed_run_equals_an_uninterrupted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from traces.tiny.batching import batches
+    from traces.tiny.config import TrainConfig
+    from traces.tiny.train import SMOKE_SIZES, Trainer
+
+    monkeypatch.setattr(Trainer, "accuracy", lambda self: {})
+    config = TrainConfig(batch=2, pool=2, steps=4, save_every=2, log_every=1)
+    whole = Trainer(config, tmp_path / "whole", SMOKE_SIZES)
+    (tmp_path / "whole").mkdir()
+    whole.run()
+    first = Trainer(config, tmp_path / "part", SMOKE_SIZES)
+    (tmp_path / "part").mkdir()
+    source = batches(config, first.tokenizer, 0)
+    for _ in range(2):
+        first._report(first.update(next(source)))
+    second = Trainer(config, tmp_path / "part", SMOKE_SIZES)
+    second.load()
+    second.run()
+    assert second.tokens == whole.tokens
+    for ours, theirs in zip(second.model.parameters(), whole.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -13,7 +13,7 @@ from traces.trace import COLUMNS, PHASE_NAMES, Trace, TraceError, TraceMeta, inn
 # Measured on 8,000 real tokens of 48 layers x top-8 (Qwen3-30B-A3B), zstd level 1, bytes a token:
 # expert_ids 337 with a dictionary (it packs 7 bits an id), 468 plain, 386 delta; weights (top-6 of
 # 48 layers, 576 raw) 414 byte-stream-split, 467 plain, 480 dictionary. Higher zstd levels gain
-# 1-2% on weights. Read time differs by less than the noise.
+# 1-2% on weights. Read time differs by less than the noise. Splitting float16 needs pyarrow >= 16.
 _FLOAT_ENCODING = "BYTE_STREAM_SPLIT"
 _INT_ENCODINGS = dict.fromkeys(("request_id", "position", "step"), "DELTA_BINARY_PACKED")
 

@@ -11,7 +11,8 @@ that have ended are dropped, though the engine computed them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -44,7 +45,8 @@ class Generation:
 
     ``temperature`` 0 is greedy. Otherwise request r draws its token at position p with noise that
     depends on (seed, r, p) alone, so a request's text does not depend on the batch it is in
-    (short of near-ties, which batch shapes can flip), and torch's random state is not touched.
+    (short of near-ties, which batch shapes can flip), and torch's random state is not touched;
+    the model's own top_k and top_p are not applied.
     ``options`` go to ``model.generate`` (say ``prompt_lookup_num_tokens`` or
     ``cache_implementation``); beams and several sequences a prompt are refused.
     """
@@ -124,11 +126,12 @@ def record_generate(
         **described,
     )
     done = 0
-    for piece in run:
-        pieces.append(piece)
-        done += piece.num_requests
-        if on_batch is not None:
-            on_batch(done, len(prompts))
+    with closing(run):  # the hooks come off even if on_batch fails
+        for piece in run:
+            pieces.append(piece)
+            done += piece.num_requests
+            if on_batch is not None:
+                on_batch(done, len(prompts))
     trace = concat(pieces)
     notes = (*trace.meta.notes, *dropped.notes())
     return replace(trace, meta=replace(trace.meta, notes=notes))
@@ -144,7 +147,7 @@ def record_batches(
     next_gate: bool = True,
     dropped: DroppedRows | None = None,
     **described: Any,
-) -> Iterator[Trace]:
+) -> Generator[Trace, None, None]:
     """Generate in batches of left-padded prompts, and yield the trace of each.
 
     All pieces share one header, so they can be streamed to a file. ``dropped`` is filled with
@@ -169,6 +172,10 @@ def _check_prompts(model: Any, prompts: Sequence[Sequence[int]], max_new_tokens:
         raise TraceError("prompts are empty: at least one is needed")
     config = model.config.get_text_config(decoder=True)
     limit = getattr(config, "max_position_embeddings", None) or sys.maxsize
+    if max_new_tokens >= limit:
+        raise TraceError(
+            f"max_new_tokens is {max_new_tokens}: must be < {limit}, the model's positions"
+        )
     for index, prompt in enumerate(prompts):
         if not 1 <= len(prompt) <= limit - max_new_tokens:
             raise TraceError(

@@ -171,7 +171,7 @@ class RouterRecorder:
         count = len(self.layers)
         self._rows = rows
         self._previous: Tensor | None = None
-        self._offered: tuple[Tensor, Tensor] | None = None
+        self._output: Any = ()
         self._used: list[tuple[Tensor, Tensor] | None] = [None] * count
         self._early: list[tuple[Tensor, Tensor] | None] = [None] * count
         self._logits: list[Tensor | None] = [None] * count
@@ -188,11 +188,13 @@ class RouterRecorder:
         if self._rows is None:
             return
         layer = self.layers[slot]
-        logits, ids, weights = read_router(output, layer)
-        self._offered = (ids, weights)
+        self._output = output
         if self._keep_logits:
+            logits, _, _ = read_router(output, layer)
             self._logits[slot] = logits.detach().to(torch.float16, copy=True)
         if self._next_gate:
+            if not args:
+                raise TraceError(f"{layer.path}: its router was called without positional input")
             hidden = args[0].detach()
             if self._previous is not None:
                 early = self._judge(layer, self._previous.to(hidden.device), args[1:], kwargs)
@@ -213,9 +215,9 @@ class RouterRecorder:
         """Keep the ids and weights that the experts are called with."""
         if self._rows is None:
             return
-        routing = used_routing((*args[1:], *kwargs.values())) or self._offered
-        if routing is None:
-            raise TraceError(f"{self.layers[slot].path}: experts were called before their router")
+        routing = used_routing((*args[1:], *kwargs.values()))
+        if routing is None:  # Llama-4 and JetMoe sort the tokens by expert first
+            routing = read_router(self._output, self.layers[slot])[1:]
         ids, weights = routing
         self._used[slot] = (ids.detach().clone(), weights.detach().to(torch.float32, copy=True))
 

@@ -17,7 +17,8 @@ from traces.schema import NO_EXPERT, Provenance, TraceMeta
 
 RECORDER = "greenroom traces.record"
 RECORDER_VERSION = "1"
-FIT_TOLERANCE = 0.02  # relative; float16 logits lose three digits
+FIT_TOLERANCE = 0.02  # relative; logits are float16
+FIT_SHARE = 0.9  # of the weights must fit: large logits lose more in float16
 SHARED_NAMES = ("shared_expert", "shared_experts", "shared_mlp")
 SHARED_COUNTS = (
     "n_shared_experts",
@@ -55,7 +56,7 @@ def measure_scoring(record: ForwardRecord) -> Scoring:
     present = record.expert_ids != NO_EXPERT
     weights = record.expert_weights.astype(np.float64)
     sums = weights.sum(axis=-1)
-    normalized = bool(present.all()) and _spread(sums[..., None]) < FIT_TOLERANCE
+    normalized = bool(present.all()) and _spread(sums, share=1.0) < FIT_TOLERANCE
     ids = np.where(present, record.expert_ids, 0).astype(np.int64)
     misfit = {
         name: _misfit(weights, np.take_along_axis(score, ids, axis=-1), present, normalized)
@@ -66,12 +67,13 @@ def measure_scoring(record: ForwardRecord) -> Scoring:
     return Scoring(name, normalized, float(sums.mean()))
 
 
-def _spread(values: np.ndarray) -> float:
-    """Return the largest relative distance from the median; 0 for an empty array."""
+def _spread(values: np.ndarray, share: float = FIT_SHARE) -> float:
+    """Return how far a share of the values is from the median, relatively; 0 if there is none."""
     if not values.size:
         return 0.0
     middle = float(np.median(values))
-    return float(np.abs(values - middle).max() / max(abs(middle), 1e-12))
+    distance = np.quantile(np.abs(values - middle), share)
+    return float(distance / max(abs(middle), 1e-12))
 
 
 def _misfit(

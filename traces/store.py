@@ -219,12 +219,19 @@ def _columns_of(
         if name not in COLUMNS:
             hint = near_match(name, tuple(COLUMNS))
             raise TraceError(f"{os.fspath(path)}: column '{name}' is not known{hint}")
-        expected = arrow_schema(meta, [name]).field(0).type
-        if kind != expected and not (name == "phase" and pa.types.is_string(kind)):
-            rule = f"must be {_describe(expected)} by the header"
-            raise TraceError(f"{os.fspath(path)}: column '{name}' is {_describe(kind)}: {rule}")
+        expected = _describe(arrow_schema(meta, [name]).field(0).type)
+        if _describe(kind) != expected:
+            raise TraceError(
+                f"{os.fspath(path)}: column '{name}' is {_describe(kind)}: "
+                f"must be {expected} by the header"
+            )
     return [name for name in COLUMNS if name in names]
 
 
 def _describe(kind: pa.DataType) -> str:
-    return str(kind).replace(" not null", "").replace("item: ", "")
+    """Name a type without what may differ: inner names, nullability, how words are coded."""
+    if pa.types.is_dictionary(kind):
+        return _describe(kind.value_type)
+    if pa.types.is_fixed_size_list(kind):
+        return f"fixed_size_list<{kind.value_type}>[{kind.list_size}]"
+    return str(kind)

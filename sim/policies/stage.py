@@ -46,7 +46,7 @@ class CueStageDetector(StageDetector):
             raise ValueError("cues = []: must name at least one cue")
         start = r"(?:^|\n\s*|[.!?]\s+)"
         try:
-            self._pattern = re.compile(rf"{start}(?:{'|'.join(cues)})\Z", re.IGNORECASE)
+            self._pattern = re.compile(rf"{start}(?:{'|'.join(cues)})(?=\W)", re.IGNORECASE)
         except re.error as error:
             raise ValueError(f"cues = {list(cues)}: not a regular expression ({error})") from None
         self.min_steps = min_steps
@@ -66,7 +66,7 @@ class CueStageDetector(StageDetector):
         return False
 
     def _saw_cue(self, step: StepInfo) -> bool:
-        """Add the step's pieces to their requests' tails and look for a cue that ends there."""
+        """Add the step's pieces to their requests' tails; look for a cue whose end just came in sight."""
         if step.texts is None:
             return False
         found = False
@@ -74,7 +74,8 @@ class CueStageDetector(StageDetector):
         for request, text in zip(step.request_ids, step.texts, strict=True):
             tail = (self._tails.get(request, "\n") + text)[-_TAIL_CHARS:]
             tails[request] = tail
-            found = found or self._pattern.search(tail) is not None
+            old = len(tail) - len(text)
+            found = found or any(cue.end() >= old for cue in self._pattern.finditer(tail))
         self._tails = tails
         return found
 

@@ -75,7 +75,7 @@ def read_experts_npz(
 def _load(path: Path) -> tuple[NDArray[np.integer], dict[str, Any]]:
     """Return the ids and the parsed header; pickled arrays are refused."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             ids, text = archive["experts"], str(archive["meta"])
         header = json.loads(text)
     except KeyError as error:

@@ -116,6 +116,8 @@ def _parse(path: Path) -> _RouteFile:
 
 def _rows(path: Path, lines: list[str], first_line: int) -> NDArray[np.void]:
     """Parse the CSV rows and check each value by itself; errors give the line, counted from 1."""
+    if not lines:
+        raise TraceError(f"{path}: no rows: a trace has at least one")
     try:
         rows = np.loadtxt(lines, dtype=_ROW, delimiter=",", ndmin=1, comments=None)
     except ValueError:
@@ -124,7 +126,7 @@ def _rows(path: Path, lines: list[str], first_line: int) -> NDArray[np.void]:
         )
         rule = f"must be {len(_COLUMNS)} numbers: {_HEADING}"
         raise TraceError(f"{path}: line {number} is {line[:60]!r}: {rule}") from None
-    if len(rows) == 0 or len(rows) != len(lines):
+    if len(rows) != len(lines):
         raise TraceError(f"{path}: {len(rows)} rows in {len(lines)} lines: must be one a line")
     limits = {
         "turn": 2**31,

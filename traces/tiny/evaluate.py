@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import Qwen3MoeForCausalLM
 
 from traces.tiny import CHECKPOINT_DIR
+from traces.tiny.batching import Weights, make_batch
 from traces.tiny.data import Problem, problems
 from traces.tiny.decode import generate
 from traces.tiny.experts import register
@@ -25,7 +26,7 @@ from traces.tiny.model import SAMPLING_TEMPERATURE, RouterTap, load_model
 from traces.tiny.scoring import exact_share, final_number, in_form, unhedged_sums_right
 from traces.tiny.stages import QUESTION, SOLUTION_STAGES, stage_of_positions
 from traces.tiny.tokenizer import CharTokenizer
-from traces.tiny.train import Weights, losses, make_batch
+from traces.tiny.train import losses
 
 EVAL_SEED = 1000  # other problems than the ones watched during training
 GROUP = 50  # prompts decoded together

@@ -10,124 +10,27 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import Qwen3MoeForCausalLM
 
 from traces.tiny import CHECKPOINT_DIR
-from traces.tiny.data import Problem, problems, sample_problem
+from traces.tiny.batching import Batch, batches
+from traces.tiny.config import TrainConfig, rate
+from traces.tiny.data import problems
 from traces.tiny.decode import generate
-from traces.tiny.drill import result_spans, sample_drill
 from traces.tiny.model import RouterTap, new_model, save_model
 from traces.tiny.optim import make_optimisers
+from traces.tiny.parallel import average, place, team
 from traces.tiny.scoring import exact_share
 from traces.tiny.tokenizer import CharTokenizer
 
 STATE_FILE = "state.pt"
 SMOKE_SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "moe_intermediate_size": 16}
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """Hyper-parameters of a run; they are written beside the checkpoint."""
-
-    seed: int = 0
-    steps: int = 1500
-    batch: int = 16  # texts per step
-    pool: int = 16  # batches drawn together and grouped by length
-    warmup: int = 60  # steps
-    decay: float = 0.6  # share of the run over which the rate falls to zero
-    muon_lr: float = 0.015
-    adam_lr: float = 4e-3
-    weight_decay: float = 0.05
-    clip: float = 1.0
-    balance: float = 0.01  # weight of the load-balance loss
-    question_weight: float = 0.1  # loss weight of a question character; a solution's has 1
-    # The form of the texts is learned first; then the results of the sums get more weight, and
-    # drills take a part of each batch until the last part of the run.
-    focus_from: int = 400  # step; a multiple of ``pool``, as is the next
-    focus_until: int = 1152  # step
-    result_weight: float = 4.0
-    drills: int = 6  # per batch
-    log_every: int = 20
-    eval_every: int = 200
-    eval_size: int = 32
-    save_every: int = 50
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Token ids (B, L) padded on the right; for each target (B, L - 1) its loss weight.
-
-    ``results`` (B, L - 1) marks the characters of the sums that a step must compute.
-    """
-
-    ids: Tensor
-    weights: Tensor
-    results: Tensor
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Loss weights of a question's characters, of a step's result, and of the rest."""
-
-    question: float = 0.1
-    result: float = 1.0
-
-
-def make_batch(
-    texts: list[Problem], drills: list[str], tokenizer: CharTokenizer, weigh: Weights
-) -> Batch:
-    """Encode problems, and drills of which only the results count; padding has weight 0."""
-    everything = [problem.text for problem in texts] + drills
-    rows = [tokenizer.encode(text, bos=True, eos=True) for text in everything]
-    length = max(map(len, rows))
-    ids = torch.full((len(rows), length), tokenizer.pad_id)
-    weights, results = torch.zeros(2, len(rows), length)
-    for index, row in enumerate(rows):
-        ids[index, : len(row)] = torch.tensor(row)
-        if index < len(texts):
-            weights[index, : len(row)] = 1.0
-            weights[index, : len(texts[index].prompt) + 1] = weigh.question
-        for start, stop in result_spans(everything[index]):
-            # BOS shifts every character by one place.
-            weights[index, start + 1 : stop + 1] = weigh.result
-            results[index, start + 1 : stop + 1] = 1.0
-    return Batch(ids, weights[:, 1:], results[:, 1:])
-
-
-def batches(config: TrainConfig, tokenizer: CharTokenizer, start: int) -> Iterator[Batch]:
-    """Yield the batches of steps ``start``, ``start + 1``, ... of a run."""
-    step = start
-    while True:
-        pool, skip = divmod(step, config.pool)
-        rng = np.random.default_rng([config.seed, pool])
-        focus = pool * config.pool >= config.focus_from
-        drills = config.drills if focus and pool * config.pool < config.focus_until else 0
-        weigh = Weights(config.question_weight, config.result_weight if focus else 1.0)
-        count = config.batch - drills
-        texts = [sample_problem(rng) for _ in range(config.pool * count)]
-        texts.sort(key=lambda problem: len(problem.text))
-        for group in rng.permutation(config.pool)[skip:]:
-            chosen = texts[group * count : (group + 1) * count]
-            extra = [
-                sample_drill(np.random.default_rng([config.seed, 1, step, n]))
-                for n in range(drills)
-            ]
-            yield make_batch(chosen, extra, tokenizer, weigh)
-            step += 1
-
-
-def rate(config: TrainConfig, step: int) -> float:
-    """Return the factor of the learning rates: warm-up, a plateau, a linear fall to zero."""
-    left = (config.steps - step) / (config.decay * config.steps)
-    return min(1.0, (step + 1) / config.warmup, left)
 
 
 def losses(model: Qwen3MoeForCausalLM, tap: RouterTap, batch: Batch) -> dict[str, Tensor]:
@@ -143,7 +46,7 @@ def losses(model: Qwen3MoeForCausalLM, tap: RouterTap, batch: Batch) -> dict[str
     ).view(targets.shape)
     right = (logits.argmax(dim=2) == targets) * batch.results
     return {
-        "loss": (each * batch.weights).sum() / batch.weights.sum(),
+        "loss": (each * batch.weights).sum() / batch.total,
         "balance": tap.balance_loss((batch.ids != 0).flatten()),
         "results": right.sum() / batch.results.sum(),
     }
@@ -153,8 +56,9 @@ class Trainer:
     """The state of a run: model, optimisers, step count, tokens seen, and seconds spent."""
 
     def __init__(self, config: TrainConfig, out: Path, sizes: dict[str, int]) -> None:
-        """Start a run from scratch that writes to ``out``."""
+        """Start a run from scratch; the process of rank 0 writes to ``out``."""
         self.config, self.out = config, out
+        self.rank, self.workers = place()
         self.tokenizer = CharTokenizer()
         self.model = new_model(self.tokenizer, config.seed, **sizes)
         self.tap = RouterTap(self.model)
@@ -181,6 +85,10 @@ class Trainer:
         for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
         self.step, self.tokens, self.seconds = state["counters"]
+        if self.rank == 0:
+            self._trim_log()
+
+    def _trim_log(self) -> None:
         kept = [
             line
             for line in self.log_path.read_text(encoding="utf-8").splitlines()
@@ -201,8 +109,10 @@ class Trainer:
 
     def update(self, batch: Batch) -> dict[str, float]:
         """Do one optimiser step and return its losses."""
-        parts = losses(self.model, self.tap, batch)
+        share = batch.part(self.rank, self.workers)
+        parts = losses(self.model, self.tap, share)
         (parts["loss"] + self.config.balance * parts["balance"]).backward()
+        record = average(self.model, parts)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
         factor = rate(self.config, self.step)
         for optimiser, base in zip(self.optimisers, self.bases, strict=True):
@@ -211,7 +121,6 @@ class Trainer:
             optimiser.zero_grad()
         self.step += 1
         self.tokens += int((batch.ids != 0).sum())
-        record = {name: part.item() for name, part in parts.items()}
         return {**record, "norm": norm.item(), "lr": factor}
 
     def accuracy(self) -> dict[str, Any]:
@@ -238,13 +147,18 @@ class Trainer:
             began = time.monotonic()
             record = self.update(batch)
             self.seconds += time.monotonic() - began
-            last = self.step == config.steps
-            if self.step % config.log_every == 0 or last:
-                self.log({name: round(value, 4) for name, value in record.items()})
-            if self.step % config.save_every == 0 or last:
-                self.save()
-            if self.step % config.eval_every == 0 or last:
-                self.log(self.accuracy())
+            if self.rank == 0:
+                self._report(record)
+
+    def _report(self, record: dict[str, float]) -> None:
+        """Log, save and evaluate after the steps where that is due, and after the last one."""
+        config, last = self.config, self.step == self.config.steps
+        if self.step % config.log_every == 0 or last:
+            self.log({name: round(value, 4) for name, value in record.items()})
+        if self.step % config.save_every == 0 or last:
+            self.save()
+        if self.step % config.eval_every == 0 or last:
+            self.log(self.accuracy())
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -253,28 +167,43 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=TrainConfig.steps)
     parser.add_argument("--seed", type=int, default=TrainConfig.seed)
     parser.add_argument("--out", type=Path, default=CHECKPOINT_DIR)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--workers", type=int, default=2, help="processes that share each batch")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each process")
     parser.add_argument("--resume", action="store_true", help="continue from the saved state")
     parser.add_argument("--smoke", action="store_true", help="a model and run of seconds")
     return parser.parse_args(arguments)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Train according to the command line."""
-    options = parse(arguments)
-    torch.set_num_threads(options.threads)
+def configure(options: argparse.Namespace) -> TrainConfig:
+    """Return the hyper-parameters that the command line asks for."""
     config = TrainConfig(seed=options.seed, steps=options.steps)
     if options.smoke:
         config = replace(config, steps=3, batch=4, pool=2, eval_size=2, eval_every=3)
+    return config
+
+
+def work(rank: int, options: argparse.Namespace) -> None:
+    """Train as one process of the team; that of rank 0 keeps the log and the checkpoint."""
+    torch.set_num_threads(options.threads)
+    config = configure(options)
     trainer = Trainer(config, options.out, SMOKE_SIZES if options.smoke else {})
-    options.out.mkdir(parents=True, exist_ok=True)
     if options.resume:
         trainer.load()
-    else:
+    elif rank == 0:
         trainer.log_path.unlink(missing_ok=True)
-    text = json.dumps({**asdict(config), "threads": options.threads}, indent=2)
-    (options.out / "train_config.json").write_text(text + "\n", encoding="utf-8")
+    if rank == 0:
+        run = {**asdict(config), "threads": options.threads, "workers": options.workers}
+        text = json.dumps(run, indent=2)
+        (options.out / "train_config.json").write_text(text + "\n", encoding="utf-8")
     trainer.run()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train according to the command line."""
+    options = parse(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    with team(options.workers, work, options):
+        work(0, options)
 
 
 if __name__ == "__main__":

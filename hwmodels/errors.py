@@ -1,0 +1,29 @@
+"""The one error of this package: a figure in a model or machine description that cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class HardwareError(ValueError):
+    """A user's mistake in a model or machine description; one line: ``file: field = value: rule``."""
+
+
+def figure_error(where: str, field: str, value: object, rule: str) -> HardwareError:
+    """Return the error for a field whose value breaks a rule."""
+    shown = " ".join(repr(value).split()) if isinstance(value, str) else str(value)
+    return HardwareError(f"{where}: {field} = {shown}: {rule}")
+
+
+def missing_error(where: str, field: str) -> HardwareError:
+    """Return the error for a field that is not there."""
+    return HardwareError(f"{where}: {field}: missing, must be given")
+
+
+def unknown_error(where: str, field: str, value: object, known: Iterable[str]) -> HardwareError:
+    """Return the error for a field nobody knows, with the nearest known name."""
+    names = sorted(known)
+    near = get_close_matches(field, names, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+    return figure_error(where, field, value, f"unknown field; {hint}")

@@ -1,0 +1,287 @@
+"""The shape of a Mixture-of-Experts transformer: what its parts weigh and how much they compute.
+
+``layer`` counts MoE layers from 0. Layers before them that have a plain MLP (DeepSeek's first) are
+*dense-only* layers. All sizes are int bytes, rounded up; biases and the norms inside attention are
+left out (below 0.1 % of any bundled model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hwmodels.errors import HardwareError, figure_error
+from hwmodels.fields import read_fields
+from hwmodels.units import weight_bytes
+
+MLP_MATRICES = 3
+"""Gate, up and down of a dense or shared MLP."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A model's shape and precision.
+
+    ``shared_intermediate_size`` is that of one shared expert. With latent attention (MLA)
+    ``kv_lora_rank`` is > 0, ``head_dim`` is the part of a head without rotary embedding and the size
+    of a value head, ``num_kv_heads`` plays no part, and the KV cache holds the compressed latents.
+    Bits are per weight with scales: 16 for bf16, 4.25 for MXFP4, about 4.5 for Q4. ``dense_bits`` is
+    the precision of all that is not a routed expert.
+    """
+
+    name: str
+    source: str
+    num_layers: int
+    num_moe_layers: int
+    num_experts: int
+    top_k: int
+    hidden_size: int
+    expert_intermediate_size: int
+    num_attention_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    tie_embeddings: bool
+    expert_bits: float
+    dense_bits: float
+    kv_bits: float
+    expert_matrices: int = 3
+    num_shared_experts: int = 0
+    shared_intermediate_size: int = 0
+    dense_intermediate_size: int = 0
+    kv_lora_rank: int = 0
+    q_lora_rank: int = 0
+    qk_rope_head_dim: int = 0
+    priced_from: tuple[int, int, int] | None = None
+    """MoE layers, experts and top-k of the model itself, if a trace's stand in their place."""
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any], name: str = "model") -> ModelShape:
+        """Build a shape from plain values as in ``conf/model/*.yaml``.
+
+        ``name`` tells the file in messages; raises HardwareError for the first mistake.
+        """
+        values = read_fields(cls, mapping, name, may_be_zero=_MAY_BE_ZERO, skip=("priced_from",))
+        shape = cls(**values)
+        for field, is_kept, rule in shape._rules():
+            if not is_kept:
+                raise figure_error(name, field, values.get(field, 0), rule)
+        return shape
+
+    def _rules(self) -> list[tuple[str, bool, str]]:
+        """Return (field, whether it is kept, rule) for what fields demand of each other."""
+        layers, moe, experts = self.num_layers, self.num_moe_layers, self.num_experts
+        heads, shared = self.num_attention_heads, self.num_shared_experts
+        is_latent = self.kv_lora_rank > 0
+        return [
+            ("num_moe_layers", moe <= layers, f"must be <= num_layers = {layers}"),
+            ("top_k", self.top_k <= experts, f"must be <= num_experts = {experts}"),
+            (
+                "num_kv_heads",
+                is_latent or heads % self.num_kv_heads == 0,
+                f"must divide num_attention_heads = {heads}",
+            ),
+            ("expert_bits", self.expert_bits <= 32, "must be <= 32"),
+            ("dense_bits", self.dense_bits <= 32, "must be <= 32"),
+            ("kv_bits", self.kv_bits <= 32, "must be <= 32"),
+            (
+                "dense_intermediate_size",
+                moe == layers or self.dense_intermediate_size > 0,
+                f"must be > 0 where {layers - moe} layers have no experts",
+            ),
+            (
+                "shared_intermediate_size",
+                not shared or self.shared_intermediate_size > 0,
+                f"must be > 0 with num_shared_experts = {shared}",
+            ),
+            (
+                "qk_rope_head_dim",
+                is_latent == (self.qk_rope_head_dim > 0),
+                "must be > 0 with latent attention (kv_lora_rank > 0), else 0",
+            ),
+        ]
+
+    # -- a trace's routing at this model's sizes ---------------------------------------------------
+
+    def priced_as(self, num_layers: int, num_experts: int, top_k: int) -> ModelShape:
+        """Return this model with a trace's MoE layers, experts and top-k at the same sizes a layer.
+
+        Dense-only layers, embedding and head stay. The model's own counts are kept for
+        :meth:`priced_note`; raises HardwareError if the counts are impossible.
+        """
+        if not 1 <= top_k <= num_experts or num_layers < 1:
+            raise HardwareError(
+                f"model/{self.name}: priced_as = {num_layers} layers, {num_experts} experts, "
+                f"top-{top_k}: must be at least 1 layer and 1 <= top_k <= num_experts"
+            )
+        return replace(
+            self,
+            num_layers=num_layers + self.num_dense_only_layers,
+            num_moe_layers=num_layers,
+            num_experts=num_experts,
+            top_k=top_k,
+            priced_from=self.priced_from or (self.num_moe_layers, self.num_experts, self.top_k),
+        )
+
+    def priced_note(self) -> str:
+        """Say how a trace's routing was priced, as ``qwen3_30b_a3b: 8 of 48 layers, 128 experts, top-8``."""
+        layers, experts, top_k = self.priced_from or (
+            self.num_moe_layers,
+            self.num_experts,
+            self.top_k,
+        )
+        return (
+            f"{self.name}: {_count(self.num_moe_layers, layers)} layers, "
+            f"{_count(self.num_experts, experts)} experts, top-{_count(self.top_k, top_k)}"
+        )
+
+    # -- parameters --------------------------------------------------------------------------------
+
+    @property
+    def num_dense_only_layers(self) -> int:
+        """Number of layers with a plain MLP in place of experts."""
+        return self.num_layers - self.num_moe_layers
+
+    @property
+    def expert_params(self) -> int:
+        """Weights of one routed expert."""
+        return self.expert_matrices * self.hidden_size * self.expert_intermediate_size
+
+    @property
+    def attention_params(self) -> int:
+        """Weights of one layer's attention: the projections of queries, keys, values and output."""
+        hidden, heads, size = self.hidden_size, self.num_attention_heads, self.head_dim
+        if not self.kv_lora_rank:
+            return 2 * hidden * heads * size + 2 * hidden * self.num_kv_heads * size
+        rank, rope, q_rank = self.kv_lora_rank, self.qk_rope_head_dim, self.q_lora_rank
+        q_size = heads * (size + rope)
+        query = q_rank * (hidden + q_size) if q_rank else hidden * q_size
+        return query + hidden * (rank + rope) + rank * heads * 2 * size + heads * size * hidden
+
+    @property
+    def shared_params(self) -> int:
+        """Weights of one layer's shared experts."""
+        size = self.num_shared_experts * self.shared_intermediate_size
+        return MLP_MATRICES * self.hidden_size * size
+
+    @property
+    def dense_params(self) -> int:
+        """Weights of one MoE layer without its routed experts: attention, router, shared, two norms."""
+        router = self.hidden_size * self.num_experts
+        return self.attention_params + router + self.shared_params + 2 * self.hidden_size
+
+    @property
+    def dense_only_params(self) -> int:
+        """Weights of one dense-only layer."""
+        mlp = MLP_MATRICES * self.hidden_size * self.dense_intermediate_size
+        return self.attention_params + mlp + 2 * self.hidden_size
+
+    @property
+    def head_params(self) -> int:
+        """Weights of the LM head, which are those of the embedding where they are tied."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def total_params(self) -> int:
+        """All weights of the model."""
+        layer = self.dense_params + self.num_experts * self.expert_params
+        ends = self.head_params * (1 if self.tie_embeddings else 2)
+        return (
+            self.num_moe_layers * layer + self.num_dense_only_layers * self.dense_only_params + ends
+        )
+
+    # -- bytes -------------------------------------------------------------------------------------
+
+    def expert_bytes(self, layer: int) -> int:
+        """Return the bytes of one routed expert of MoE layer ``layer``."""
+        self._check_layer(layer)
+        return weight_bytes(self.expert_params, self.expert_bits)
+
+    @property
+    def attention_bytes(self) -> int:
+        """Bytes of one layer's attention weights."""
+        return weight_bytes(self.attention_params, self.dense_bits)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of one layer's shared experts."""
+        return weight_bytes(self.shared_params, self.dense_bits)
+
+    def dense_layer_bytes(self, layer: int) -> int:
+        """Return the bytes of MoE layer ``layer`` without routed experts, the router included."""
+        self._check_layer(layer)
+        return weight_bytes(self.dense_params, self.dense_bits)
+
+    @property
+    def dense_only_layer_bytes(self) -> int:
+        """Bytes of one dense-only layer."""
+        return weight_bytes(self.dense_only_params, self.dense_bits)
+
+    @property
+    def embedding_bytes(self) -> int:
+        """Bytes of the token embedding."""
+        return weight_bytes(self.head_params, self.dense_bits)
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes a step reads for the LM head; a tied head takes no memory beside the embedding."""
+        return weight_bytes(self.head_params, self.dense_bits)
+
+    @property
+    def kv_bytes_per_token_layer(self) -> int:
+        """Bytes of keys and values of one token in one layer.
+
+        Grouped heads: 2 * kv_heads * head_dim; latent attention: kv_lora_rank + qk_rope_head_dim.
+        A sliding window is not modelled: every layer keeps every token (an upper bound).
+        """
+        if self.kv_lora_rank:
+            return weight_bytes(self.kv_lora_rank + self.qk_rope_head_dim, self.kv_bits)
+        return weight_bytes(2 * self.num_kv_heads * self.head_dim, self.kv_bits)
+
+    def non_expert_bytes(self, num_layers: int) -> int:
+        """Return the bytes of all but routed experts for ``num_layers`` MoE layers.
+
+        Counts the dense-only layers, the embedding and an untied head in full.
+        """
+        layers = num_layers * weight_bytes(self.dense_params, self.dense_bits)
+        layers += self.num_dense_only_layers * self.dense_only_layer_bytes
+        return layers + self.embedding_bytes + (0 if self.tie_embeddings else self.head_bytes)
+
+    # -- operations --------------------------------------------------------------------------------
+
+    @property
+    def expert_flops_per_token(self) -> int:
+        """Operations of one token in one expert: a multiplication and an addition a weight."""
+        return 2 * self.expert_params
+
+    @property
+    def attention_flops_per_pair(self) -> int:
+        """Operations for one (new token, KV entry) pair in one layer: scores and weighted sum.
+
+        Latent attention is counted in its absorbed form, which reads the latents as they lie.
+        """
+        if self.kv_lora_rank:
+            return 2 * self.num_attention_heads * (2 * self.kv_lora_rank + self.qk_rope_head_dim)
+        return 4 * self.num_attention_heads * self.head_dim
+
+    def _check_layer(self, layer: int) -> None:
+        if not 0 <= layer < self.num_moe_layers:
+            raise ValueError(f"layer = {layer}: must be in [0, {self.num_moe_layers})")
+
+
+_MAY_BE_ZERO = (
+    "num_shared_experts",
+    "shared_intermediate_size",
+    "dense_intermediate_size",
+    "kv_lora_rank",
+    "q_lora_rank",
+    "qk_rope_head_dim",
+)
+
+
+def _count(used: int, own: int) -> str:
+    """Return ``8``, ``8 of 48``, or ``61 (not 48)`` where a trace has more than the model."""
+    if used == own:
+        return str(used)
+    return f"{used} of {own}" if used < own else f"{used} (not {own})"

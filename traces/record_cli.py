@@ -1,0 +1,167 @@
+"""``greenroom record``: let a model generate and write the trace of its routing.
+
+torch and transformers are imported only when a recording starts, so ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import NoReturn
+
+from traces.record_subject import DEFAULT_REQUESTS, UsageError, load_subject, plain_errors
+from traces.trace import TraceError
+
+PROGRAM = "greenroom record"
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; return 0, or 2 after one line on stderr about the user's mistake."""
+    try:
+        options = _parser().parse_args(argv)
+        _check(options)
+        rows = record(options)
+    except (UsageError, TraceError) as error:
+        print(f"{PROGRAM}: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    print(f"{options.out}: {rows} rows of {options.requests} requests")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog=PROGRAM, description="Record the router trace of a MoE model.")
+    add = parser.add_argument
+    add(
+        "--model",
+        required=True,
+        help="'tiny' (the chain-of-thought MoE shipped with Greenroom), a Hugging Face model "
+        "folder, or a config.json (random weights)",
+    )
+    add("--out", required=True, type=Path, metavar="FILE.parquet", help="the trace to write")
+    add("--requests", type=int, help=f"default: all of --prompts, else {DEFAULT_REQUESTS}")
+    add("--prompts", type=Path, metavar="FILE", help="a prompt a line, or .jsonl, see below")
+    add("--max-new-tokens", type=int, help="default: 640 for tiny, else 256")
+    add("--temperature", type=float, help="0 is greedy (default: 0.7 for tiny, else 0)")
+    add("--batch-size", type=int, default=8, help="default: 8")
+    add("--seed", type=int, default=0, help="of sampling, random weights and tiny's problems")
+    add("--logits", action="store_true", help="record the router logits too")
+    add("--no-next-gate", action="store_true", help="leave the next gate's guesses out")
+    add("--threads", type=int, help="CPU threads (default: torch's own)")
+    add("--device", default="cpu", help="torch device (default: cpu)")
+    add("--licence", help="of the model and the prompts, for the header")
+    parser.epilog = (
+        "A line of a .jsonl file is a string, a list of token ids, or an object with 'prompt' "
+        "(text) or 'tokens' (ids)."
+    )
+    return parser
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse, before anything heavy is loaded, what can be seen to be wrong."""
+    for name in ("requests", "max_new_tokens", "batch_size", "threads"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UsageError(f"--{name.replace('_', '-')} is {value}: must be >= 1")
+    if options.seed < 0:
+        raise UsageError(f"--seed is {options.seed}: must be >= 0")
+    if options.out.suffix != ".parquet":
+        raise UsageError(f"--out is {options.out}: must end in .parquet")
+    if not options.out.parent.is_dir():
+        raise UsageError(f"--out is {options.out}: the folder {options.out.parent} does not exist")
+    if not os.access(options.out.parent, os.W_OK):
+        raise UsageError(f"--out is {options.out}: the folder cannot be written to")
+    if options.prompts is not None and not options.prompts.is_file():
+        raise UsageError(f"--prompts is {options.prompts}: no such file")
+    if options.model != "tiny" and not Path(options.model).exists():
+        raise UsageError(
+            f"--model is {options.model}: must be 'tiny', a folder or a .json file that exists"
+        )
+
+
+def record(options: argparse.Namespace) -> int:
+    """Load the model, generate, and stream the trace to the file; return its number of rows."""
+    with plain_errors():
+        import torch
+
+        from traces.record import DroppedRows, Generation, record_batches
+    from traces.store import TraceWriter
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    with plain_errors():
+        subject = load_subject(options)
+    options.requests = len(subject.prompts)
+    generation = Generation(
+        max_new_tokens=options.max_new_tokens or subject.max_new_tokens,
+        temperature=subject.temperature if options.temperature is None else options.temperature,
+        seed=options.seed,
+        batch_size=options.batch_size,
+        eos=subject.eos,
+    )
+    dropped = DroppedRows()
+    pieces = record_batches(
+        subject.model,
+        subject.prompts,
+        generation,
+        annotation=subject.annotation,
+        logits=options.logits,
+        next_gate=not options.no_next_gate,
+        dropped=dropped,
+        **subject.described,
+    )
+    rows = 0
+    first = next(pieces)
+    with TraceWriter(options.out, first.meta) as writer, progress(len(subject.prompts)) as report:
+        for piece in chain([first], pieces):
+            writer.append(piece)
+            rows += len(piece)
+            report(piece.num_requests, rows)
+    for note in dropped.notes():
+        print(f"{PROGRAM}: {note}", file=sys.stderr)
+    return rows
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[int, int], None]]:
+    """Show progress on stderr: a bar on a terminal, else a line now and then.
+
+    Yields a function that is told how many more requests are done, and the rows so far.
+    """
+    if not sys.stderr.isatty():
+        yield _lines(total)
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task("recording", total=total)
+        yield lambda requests, _rows: bar.advance(task, requests)
+
+
+def _lines(total: int) -> Callable[[int, int], None]:
+    done, spoken = 0, time.monotonic()
+
+    def report(requests: int, rows: int) -> None:
+        nonlocal done, spoken
+        done += requests
+        if time.monotonic() - spoken >= SECONDS_BETWEEN_LINES or done == total:
+            spoken = time.monotonic()
+            print(f"{PROGRAM}: {done} of {total} requests, {rows} rows", file=sys.stderr)
+
+    return report
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
