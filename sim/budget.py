@@ -78,12 +78,17 @@ def plan_memory(
         staging_slots=staging,
         staging_bytes=staging * max(layer_bytes),
         non_expert_bytes=shape.non_expert_bytes(workload.num_layers),
-        kv_bytes=workload.peak_kv_tokens() * shape.kv_bytes_per_token_layer * workload.num_layers,
+        kv_bytes=workload.peak_kv_tokens() * shape.kv_bytes_per_token_layer * shape.num_layers,
         workspace_bytes=machine.gpu.workspace_bytes,
         all_expert_bytes=sum(layer_bytes) * workload.num_experts,
     )
     if budget.total_bytes() > machine.gpu.memory_bytes:
         raise ConfigError(_too_much(budget, machine))
+    if budget.all_expert_bytes > machine.cpu.memory_bytes:
+        raise ConfigError(
+            f"machine.cpu.memory_bytes = {machine.cpu.memory_bytes} ({machine.cpu.name}): must hold all "
+            f"experts, {budget.all_expert_bytes / GB:.2f} GB; lower model.expert_bits"
+        )
     return budget
 
 

@@ -1,8 +1,10 @@
-"""One progress bar over the runs of a sweep, on stderr; a Hydra callback."""
+"""One progress bar on stderr: over the runs of a sweep (a Hydra callback) or the steps of a run."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -10,7 +12,7 @@ from hydra.experimental.callback import Callback
 
 
 class SweepProgress(Callback):
-    """Counts done and failed runs of a multirun. Silent where stderr is no terminal, but for the end."""
+    """Counts done and failed runs of a multirun."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -19,23 +21,7 @@ class SweepProgress(Callback):
 
     def on_multirun_start(self, config: Any, **kwargs: Any) -> None:
         """Open the bar with the number of points of the sweep."""
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(),
-        )
-        self._bar = Progress(*columns, console=Console(file=sys.stderr))
+        self._bar = _bar()
         self._task = self._bar.add_task("runs", total=count_points(config), note="")
         self._bar.start()
 
@@ -43,7 +29,8 @@ class SweepProgress(Callback):
         """Advance the bar by one run."""
         if self._bar is None:
             return
-        self._failed += job_return.status.name == "FAILED" or job_return.return_value is None
+        failed = job_return.status.name == "FAILED" or job_return.return_value is None
+        self._failed += failed
         note = f"{self._failed} failed" if self._failed else ""
         self._bar.update(self._task, advance=1, note=note)
 
@@ -51,6 +38,41 @@ class SweepProgress(Callback):
         """Close the bar."""
         if self._bar is not None:
             self._bar.stop()
+
+
+@contextmanager
+def step_bar() -> Iterator[Callable[[int], Callable[[], None]] | None]:
+    """Show the steps of a single run where somebody looks; yields None where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with _bar() as bar:
+
+        def watch(num_steps: int) -> Callable[[], None]:
+            task = bar.add_task("steps", total=num_steps, note="")
+            return lambda: bar.advance(task)
+
+        yield watch
+
+
+def _bar() -> Any:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(),
+        console=Console(file=sys.stderr),
+    )
 
 
 def count_points(config: Any) -> int:

@@ -26,11 +26,13 @@ def write_run(folder: Path, summary: Mapping[str, Any], config_yaml: str, tables
     """Write a run's files; the summary comes last, so that its presence means all are there."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ERROR).unlink(missing_ok=True)  # of an earlier run into the same folder
-    write_table(folder / "steps.parquet", STEP_COLUMNS, tables.steps, {"phase": Phase})
-    write_table(folder / "requests.parquet", REQUEST_COLUMNS, tables.requests, {})
+    origin = summary["provenance"]
+    steps, requests = folder / "steps.parquet", folder / "requests.parquet"
+    write_table(steps, STEP_COLUMNS, tables.steps, {"phase": Phase}, origin)
+    write_table(requests, REQUEST_COLUMNS, tables.requests, {}, origin)
     if tables.events is not None:
         rows, names = tables.events.rows, {"lane": Lane, "kind": Kind}
-        write_table(folder / "events.parquet", EVENT_COLUMNS, rows, names)
+        write_table(folder / "events.parquet", EVENT_COLUMNS, rows, names, origin)
     write_text(folder / "config.yaml", config_yaml)
     write_text(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
 
@@ -40,8 +42,12 @@ def write_table(
     columns: Sequence[str],
     rows: Sequence[tuple[int, ...]],
     names: Mapping[str, Any],
+    provenance: Mapping[str, Any],
 ) -> None:
-    """Write int rows as Parquet; columns of ``names`` become words by their enum."""
+    """Write int rows as Parquet; columns of ``names`` become words by their enum.
+
+    The provenance goes into the file's metadata, as JSON under ``greenroom_provenance``.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -53,9 +59,10 @@ def write_table(
             words = pa.array([member.name.lower() for member in names[column]])
             array = pa.DictionaryArray.from_arrays(array.cast(pa.int8()), words)
         arrays[column] = array
+    metadata = {"greenroom_provenance": json.dumps(provenance)}
     partial = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
-        pq.write_table(pa.table(arrays), partial, compression="zstd")
+        pq.write_table(pa.table(arrays, metadata=metadata), partial, compression="zstd")
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

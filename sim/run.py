@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def run(config: DictConfig) -> float | None:
     if is_sweep:
         _Outcome.sweep_folder = Path(settings.sweep.dir).absolute()
     try:
-        summary = _run_point(config, folder)
+        summary = _run_point(config, folder, is_sweep)
     except Exception as error:
         message = explain(error)
         if message is None or _wants_traceback:
@@ -72,12 +73,14 @@ def main(arguments: list[str]) -> int:
     return 2 if _Outcome.failed else 0
 
 
-def _run_point(config: DictConfig, folder: Path) -> dict[str, Any]:
+def _run_point(config: DictConfig, folder: Path, is_sweep: bool) -> dict[str, Any]:
+    from sim.progress import step_bar
     from sim.results import write_run
     from sim.simulate import simulate
 
     plain: Any = OmegaConf.to_container(config, resolve=True)
-    summary, tables = simulate(plain)
+    with nullcontext() if is_sweep else step_bar() as watch:
+        summary, tables = simulate(plain, watch)
     write_run(folder, summary, OmegaConf.to_yaml(config, resolve=True), tables)
     return summary
 

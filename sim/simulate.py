@@ -16,10 +16,15 @@ from sim.timeline import RunTables, Timeline
 
 
 def simulate(
-    config: Mapping[str, Any], on_step: Callable[[], None] | None = None
+    config: Mapping[str, Any],
+    watch: Callable[[int], Callable[[], None]] | None = None,
 ) -> tuple[dict[str, Any], RunTables]:
-    """Run a configuration; return its summary row and its tables."""
+    """Run a configuration; return its summary row and its tables.
+
+    ``watch`` is told the number of steps and returns what to call after each.
+    """
     scenario = build(config)
+    on_step = None if watch is None else watch(scenario.workload.num_steps)
     timeline = Timeline(
         scenario.workload,
         scenario.offloader,

@@ -68,6 +68,7 @@ def test_every_experiment_composes(experiment: str) -> None:
         ),
         ("+policy.cache.size=3", "policy/lru: cache.size: sim.policies.classic.LRU has no such"),
         ("machine.gpu.memory_bytes=1e9", "machine.gpu.memory_bytes = 1000000000"),
+        ("machine.cpu.memory_bytes=5e8", "machine.cpu.memory_bytes = 500000000"),
     ],
 )
 def test_a_mistake_names_field_value_and_rule(

@@ -28,7 +28,7 @@ from tests.strategies import (
     workloads,
 )
 
-FEWER = settings(LAW, max_examples=12)
+FEWER = settings(LAW, max_examples=8)
 """For laws that run over every setup."""
 
 every_setup = pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS.keys())
