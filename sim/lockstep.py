@@ -15,7 +15,6 @@ def run_lockstep(
 ) -> StepCounter:
     """Run a workload through the Offloader; ``on_plan`` sees every plan. All times are 0."""
     counter = StepCounter(offloader.residency)
-    started, loaded = offloader.on_load_started, offloader.on_loaded
     for step in workload.steps():
         offloader.begin_step(step.info)
         for routing in workload.routings(step):
@@ -23,12 +22,10 @@ def run_lockstep(
             counter.add(plan)
             if on_plan is not None:
                 on_plan(plan)
-            for key in plan.loads:
-                started(key)
-                loaded(key)
-            for key in plan.prefetches:
-                started(key)
-                loaded(key)
+            if plan.loads:
+                offloader.on_loaded_at_once(plan.loads)
+            if plan.prefetches:
+                offloader.on_loaded_at_once(plan.prefetches)
             admissions = offloader.end_layer(plan)
             if admissions:
                 counter.add_admissions(admissions)

@@ -153,13 +153,13 @@ class RequestClock:
 
     def end_step(self, info: StepInfo, finished: Sequence[int], start_ns: int, end_ns: int) -> None:
         """Learn that a step ended: each of its sequences has one more token."""
-        if info.phase == Phase.PREFILL:
-            request = info.request_ids[0]
-            self._begun[request] = (start_ns, end_ns, info.num_tokens)
-            self._output_tokens[request] = 1
-        else:
-            for request in info.request_ids:
+        prompt_tokens = info.num_tokens if info.phase == Phase.PREFILL else 0
+        for request in dict.fromkeys(info.request_ids):
+            if request in self._begun:
                 self._output_tokens[request] += 1
+            else:  # its prefill, or the first token of a request whose trace has no prompt
+                self._begun[request] = (start_ns, end_ns, prompt_tokens)
+                self._output_tokens[request] = 1
         for request in finished:
             self._finish(request, end_ns)
 

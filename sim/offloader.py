@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sim.policies.base import CachePolicy, Evictable, Policy, PolicySet
+import numpy as np
+
+from sim.policies.base import CachePolicy, Evictable, PolicySet, RepackPolicy, overriding
+from sim.preload import preload
 from sim.residency import ABSENT, RESIDENT, Residency
 from sim.types import (
     CostModel,
@@ -55,6 +58,8 @@ class Offloader:
         staging_slots: int,
         prefetch_limit: int = 2,
     ) -> None:
+        if staging_slots < 1:
+            raise ValueError(f"staging_slots = {staging_slots}: must be >= 1")
         self.residency = residency
         self.policies = policies
         self.staging_slots = staging_slots
@@ -68,14 +73,14 @@ class Offloader:
         self._cache_of_layer = [policies.caches[pool] for pool in residency.pool_of_layer]
         self._evictable = residency.evictable
         self._mixed_sizes = len(set(residency.layer_bytes)) > 1
-        self._starters = _overriding(policies.parts(), "begin_step")
+        self._starters = overriding(policies.parts(), "begin_step")
         others = [part for part in policies.parts() if not isinstance(part, CachePolicy)]
         self._observers = [
-            _overriding([cache, *others], "observe") for cache in self._cache_of_layer
+            overriding([cache, *others], "observe") for cache in self._cache_of_layer
         ]
-        self._migrates = [bool(_overriding([c], "wants")) for c in self._cache_of_layer]
-        self._screens = [bool(_overriding([c], "admits")) for c in self._cache_of_layer]
-        self._start_caches()
+        self._migrates = [bool(overriding([c], "wants")) for c in self._cache_of_layer]
+        self._screens = [bool(overriding([c], "admits")) for c in self._cache_of_layer]
+        preload(residency, policies.caches, self.view)
 
     # -- the driver's calls --------------------------------------------------------------------
 
@@ -109,8 +114,7 @@ class Offloader:
         if missing:
             self._serve(plan, cache, missing)
         if policies.repack is not None:
-            plan.groups = policies.repack.repack(routing, view)
-            plan.packed = policies.repack.packed
+            self._repack(plan, policies.repack)
         if self._migrates[layer] or policies.prefetch is not None:
             self._prefetch(plan, cache)
         return plan
@@ -124,6 +128,12 @@ class Offloader:
         self.residency.complete(key)
         if self._prefetching:
             self._prefetching.discard(key)
+
+    def on_loaded_at_once(self, keys: Sequence[int]) -> None:
+        """Report planned loads that took no time: for drivers without a clock."""
+        self.residency.complete_at_once(keys)
+        if self._prefetching:
+            self._prefetching.difference_update(keys)
 
     def end_layer(self, plan: LayerPlan) -> Sequence[Admission]:
         """End the event: unpin, and let staged experts stay where the policy admits after the event."""
@@ -154,15 +164,17 @@ class Offloader:
         bypasses: list[int] = []
         if self.policies.placement is not None:
             missing = self._place(plan, missing, bypasses)
+        if self._screens[plan.routing.layer]:
+            admitted = [key for key in missing if cache.admits(key, self.view)]
+            bypasses += [key for key in missing if key not in admitted]
+            missing = admitted
         if cache.admits_after:
             self._stage(plan, bypasses, missing)
             return
         loads: list[int] = []
         evicts: list[int] = []
-        screens = self._screens[plan.routing.layer]
         for key in missing:
-            admitted = not screens or cache.admits(key, self.view)
-            if admitted and self._admit(key, cache, evicts):
+            if self._admit(key, cache, evicts):
                 loads.append(key)
             else:
                 bypasses.append(key)
@@ -177,7 +189,7 @@ class Offloader:
         routing, placement = plan.routing, self.policies.placement
         assert placement is not None
         work = [ExpertWork(key, routing.num_tokens(key)) for key in missing]
-        services = placement.place(work, self.view)
+        services = [Service(service) for service in placement.place(work, self.view)]
         if len(services) != len(missing):
             raise ValueError(
                 f"{type(placement).__name__}.place: {len(services)} services for {len(missing)} experts"
@@ -187,52 +199,72 @@ class Offloader:
         bypasses.extend(key for key, service in chosen if service == Service.BYPASS)
         return [key for key, service in chosen if service == Service.LOAD]
 
-    def _stage(self, plan: LayerPlan, bypasses: list[int], missing: list[int]) -> None:
+    def _stage(self, plan: LayerPlan, bypasses: list[int], candidates: list[int]) -> None:
         """Serve misses from staging slots; as many as have a slot of their own may stay afterwards."""
         slots = self.staging_slots
-        whole = len(bypasses) + len(missing) <= slots
-        keep = len(missing) if whole else max(0, slots - 2)
-        self._staged = missing[:keep]
-        plan.bypasses = [*missing, *bypasses]
-        # Staged experts hold their slots to the end of the event; the others take turns in the rest.
-        plan.bypass_slots = slots if whole else max(1, slots - len(self._staged))
+        whole = len(bypasses) + len(candidates) <= slots
+        plan.num_held = len(candidates) if whole else min(len(candidates), max(0, slots - 2))
+        plan.bypasses = [*candidates, *bypasses]
+        plan.bypass_slots = max(1, slots - plan.num_held)
+        self._staged = candidates[: plan.num_held]
+
+    def _repack(self, plan: LayerPlan, repack: RepackPolicy) -> None:
+        plan.packed = repack.packed
+        plan.groups = groups = repack.repack(plan.routing, self.view)
+        if groups is None:
+            return
+        tokens = np.sort(np.concatenate(groups)) if len(groups) else np.empty(0)
+        if not np.array_equal(tokens, np.arange(self.view.step.num_tokens)):
+            raise ValueError(
+                f"{type(repack).__name__}.repack: must be a partition of the step's "
+                f"{self.view.step.num_tokens} tokens, each in exactly one group"
+            )
 
     # -- making room ---------------------------------------------------------------------------
 
     def _admit(self, key: int, cache: CachePolicy, evicts: list[int]) -> bool:
         """Give ``key`` room in its pool; False if that cannot be had or the policy refuses."""
         residency = self.residency
-        if residency.shortage_bytes(key) > 0:
-            if self._mixed_sizes and not residency.can_make_room(key):
-                return False
-            victims = self._make_room(key, cache, self._evictable)
-            if not victims:
-                return False
-            evicts += victims
+        lack_bytes = residency.shortage_bytes(key)
+        if lack_bytes > 0 and not self._make_room(key, lack_bytes, cache, self._evictable, evicts):
+            return False
         residency.reserve(key)
         cache.on_insert(key, self.view)
         return True
 
-    def _make_room(self, key: int, cache: CachePolicy, evictable: Evictable) -> list[int]:
-        """Drop what ``cache`` chooses for ``key``, which lacks room; nothing if it refuses half-way."""
-        shortage = self.residency.shortage_bytes(key)
+    def _make_room(
+        self, key: int, lack_bytes: int, cache: CachePolicy, evictable: Evictable, evicts: list[int]
+    ) -> bool:
+        """Drop what ``cache`` chooses for ``key``; drop nothing and return False if it refuses half-way."""
+        if self._mixed_sizes:
+            victims: Sequence[int] = self._choose_several(key, lack_bytes, cache, evictable)
+        else:
+            victim = cache.choose_victim(evictable, self.view)
+            victims = () if victim is None or victim == key else (victim,)
+        for victim in victims:
+            size = self.residency.evict(victim)
+            cache.on_evict(victim)
+            evicts.append(victim)
+            if victim in self._unused_prefetches:
+                self._unused_prefetches.remove(victim)
+                self.wasted_prefetch_bytes += size
+        return len(victims) > 0
+
+    def _choose_several(
+        self, key: int, lack_bytes: int, cache: CachePolicy, evictable: Evictable
+    ) -> list[int]:
+        """Ask for victims until ``key`` fits; return none if the policy refuses before that."""
         victims: list[int] = []
 
         def remains(other: int) -> bool:
             return other not in victims and evictable(other)
 
-        while shortage > 0:
-            victim = cache.choose_victim(remains if victims else evictable, self.view)
+        while lack_bytes > 0:
+            victim = cache.choose_victim(remains, self.view)
             if victim is None or victim == key:
                 return []
-            shortage -= self.residency.expert_bytes(victim)
+            lack_bytes -= self.residency.expert_bytes(victim)
             victims.append(victim)
-        for victim in victims:
-            size = self.residency.evict(victim)
-            cache.on_evict(victim)
-            if victim in self._unused_prefetches:
-                self._unused_prefetches.remove(victim)
-                self.wasted_prefetch_bytes += size
         return victims
 
     def _exchange(self, key: int, cache: CachePolicy) -> Admission | None:
@@ -244,14 +276,12 @@ class Offloader:
             return other == key or residency.evictable(other)
 
         evicts: list[int] = []
-        if residency.shortage_bytes(key) > 0:
-            evicts = self._make_room(key, cache, evictable)
-            if not evicts:
-                cache.on_evict(key)
-                return None
+        lack_bytes = residency.shortage_bytes(key)
+        if lack_bytes > 0 and not self._make_room(key, lack_bytes, cache, evictable, evicts):
+            cache.on_evict(key)
+            return None
         residency.reserve(key)
-        residency.start(key)
-        residency.complete(key)
+        residency.complete_at_once((key,))
         return Admission(key, tuple(evicts))
 
     # -- loads nobody waits for ----------------------------------------------------------------
@@ -270,6 +300,7 @@ class Offloader:
         for key in dict.fromkeys(wanted):
             if len(prefetches) == room:
                 break
+            residency.keys.check(key, "prefetch")
             if residency.state[key] == ABSENT and key not in busy:
                 owner = self._cache_of_layer[key // residency.keys.num_experts]
                 if self._admit(key, owner, evicts):
@@ -278,35 +309,3 @@ class Offloader:
         self._unused_prefetches.update(prefetches)
         plan.prefetches = prefetches
         plan.evicts = evicts
-
-    # -- before the first step -----------------------------------------------------------------
-
-    def _start_caches(self) -> None:
-        residency, view = self.residency, self.view
-        for pool, cache in enumerate(self.policies.caches):
-            layers = [i for i, p in enumerate(residency.pool_of_layer) if p == pool]
-            keys = [key for layer in layers for key in residency.keys.layer_keys(layer)]
-            largest = max(residency.layer_bytes[layer] for layer in layers)
-            cache.start(keys, residency.capacity_bytes[pool] // largest, view)
-            for key in cache.preload(view):
-                if residency.shortage_bytes(key) <= 0:
-                    self._preload(key, cache)
-
-    def _preload(self, key: int, cache: CachePolicy) -> None:
-        residency = self.residency
-        residency.reserve(key)
-        residency.start(key)
-        residency.complete(key)
-        cache.on_insert(key, self.view)
-        if cache.keeps(key):
-            residency.keep(key)
-
-
-def _overriding(parts: Sequence[Policy], hook: str) -> list[Policy]:
-    """Return the parts whose class overrides ``hook``, so that no-ops cost nothing in the hot path."""
-    bases = (Policy, CachePolicy)
-    return [
-        part
-        for part in parts
-        if not any(getattr(type(part), hook) is getattr(base, hook, None) for base in bases)
-    ]

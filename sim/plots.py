@@ -60,6 +60,9 @@ def throughput_by_cache(rows: Sequence[Row]) -> Figure:
             markerfacecolor="none" if oracle else colour,
             label=policy,
         )
+    sizes = sorted({100 * row["cache_ratio"] for row in rows})
+    if len(sizes) <= 8:
+        axes.set_xticks(sizes, [f"{size:.3g}" for size in sizes])
     axes.set_xlabel("experts in GPU memory (%)")
     axes.set_ylabel("tokens/s")
     axes.set_ylim(bottom=0)

@@ -91,20 +91,6 @@ class Residency:
         """Bytes that must be freed before ``key`` fits; 0 or less when it fits now."""
         return self._size[key] - self._free[self._pool[key]]
 
-    def can_make_room(self, key: int) -> bool:
-        """Tell whether evictions can make ``key`` fit.
-
-        For pools of mixed sizes: there one eviction may not be enough, and a policy must not be asked
-        for a first victim when the last cannot be had. Takes time linear in the number of experts.
-        """
-        pool = self._pool[key]
-        droppable = sum(
-            self._size[other]
-            for other in range(len(self.state))
-            if self._pool[other] == pool and self.evictable(other)
-        )
-        return droppable >= self.shortage_bytes(key)
-
     # -- changes -----------------------------------------------------------------------------
 
     def protect(self, keys: Sequence[int]) -> None:
@@ -140,6 +126,14 @@ class Residency:
         if self.state[key] != LOADING:
             raise ResidencyError(f"{self.keys.unpack(key)} arrives without having started")
         self.state[key] = RESIDENT
+
+    def complete_at_once(self, keys: Sequence[int]) -> None:
+        """Record that queued ``keys`` have arrived in no time."""
+        state = self.state
+        for key in keys:
+            if state[key] != QUEUED:
+                raise ResidencyError(f"{self.keys.unpack(key)} arrives without being queued")
+            state[key] = RESIDENT
 
     def evict(self, key: int) -> int:
         """Drop a resident key; return the bytes that frees."""

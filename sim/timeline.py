@@ -266,7 +266,7 @@ class Timeline:
             assert self._plan is not None
             freed_by = self._num_bypasses - self._plan.bypass_slots
             self._num_bypasses += 1
-            if freed_by >= 0:
+            if freed_by >= self._plan.num_held:
                 wait_ns = max(0, self._bypass_ends_ns[freed_by] - int(self._env.now))
         if self._log is not None:
             layer, begin_ns = key // self._num_experts, int(self._env.now) + wait_ns

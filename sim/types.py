@@ -1,6 +1,6 @@
 """The words that policies, mechanism and drivers share: keys, routing, plans, the read-only view.
 
-Knows nothing of policies, drivers, traces or hardware. In the hot path an expert is one int, its *key*:
+Knows nothing of policies, drivers or hardware. In the hot path an expert is one int, its *key*:
 ``key = layer * num_experts + expert``; :class:`KeySpace` translates.
 """
 
@@ -14,18 +14,17 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from traces.schema import DECODE, PREFILL
+
 if TYPE_CHECKING:
     from sim.residency import Residency
 
-NO_EXPERT = 65535
-"""Fill of an unused top-k slot, as in the trace format."""
-
 
 class Phase(IntEnum):
-    """What a step does; the values are those of the trace format."""
+    """What a step does."""
 
-    PREFILL = 0
-    DECODE = 1
+    PREFILL = PREFILL
+    DECODE = DECODE
 
 
 class ConfigError(ValueError):
@@ -57,6 +56,11 @@ class KeySpace:
     def layer_keys(self, layer: int) -> range:
         """Return all keys of a layer."""
         return range(layer * self.num_experts, (layer + 1) * self.num_experts)
+
+    def check(self, key: int, source: str) -> None:
+        """Raise ValueError if ``key``, which ``source`` named, is no expert's."""
+        if not 0 <= key < len(self):
+            raise ValueError(f"{source}: key = {key}: must be in [0, {len(self)})")
 
     def __len__(self) -> int:
         return self.num_layers * self.num_experts
@@ -159,8 +163,8 @@ class LayerPlan:
     late        a prefetch in flight: now wanted, so move it ahead, then compute
     evicts      dropped to make room for loads and prefetches: their slots are free now
     loads       demand loads into the cache, in this order, then compute
-    bypasses    demand loads into staging slots, in this order, then compute; at most
-                ``bypass_slots`` of them hold a slot at one time
+    bypasses    demand loads into staging slots, in this order, then compute; the first ``num_held``
+                keep their slots until the layer ends, the others take turns in ``bypass_slots``
     on_cpu      compute on the CPU
     prefetches  loads nobody waits for
     packed      tokens are laid out expert by expert, so that no expert gathers or scatters
@@ -171,6 +175,7 @@ class LayerPlan:
     evicts: Sequence[int] = ()
     loads: Sequence[int] = ()
     bypasses: Sequence[int] = ()
+    num_held: int = 0
     bypass_slots: int = 0
     on_cpu: Sequence[int] = ()
     prefetches: Sequence[int] = ()

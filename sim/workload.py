@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.types import NO_EXPERT, ConfigError, LayerRouting, Phase, StepInfo
+from sim.types import ConfigError, LayerRouting, Phase, StepInfo
+from traces.schema import NO_EXPERT
 
 if TYPE_CHECKING:
     from traces.schema import Trace
@@ -95,9 +96,11 @@ class Workload:
             if waiting and len(running) < self.batch_size:
                 request = waiting.popleft()
                 done = len(request.decode_rows) == 0
-                yield self._prefill(number, request, running, done)
                 if not done:
                     running.append((request, 0))
+                if len(request.prompt_rows) == 0:  # an imported trace may have none
+                    continue
+                yield self._prefill(number, request, running, done)
             else:
                 yield self._decode(number, running)
                 grown = [(request, count + 1) for request, count in running]
@@ -115,7 +118,7 @@ class Workload:
         self, number: int, request: Request, running: Sequence[tuple[Request, int]], done: bool
     ) -> WorkStep:
         rows = request.prompt_rows
-        held = sum(len(r.prompt_rows) + count for r, count in running)
+        held = sum(len(r.prompt_rows) + count for r, count in running if r is not request)
         info = StepInfo(
             step=number,
             phase=Phase.PREFILL,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sim.events import Kind, Lane
 from sim.residency import Residency
-from sim.types import NO_EXPERT, LayerPlan
+from sim.types import LayerPlan
 from sim.workload import Workload
 from tests.doubles import SETUPS, Setup, SplitTokens
 from tests.strategies import (
@@ -27,6 +27,7 @@ from tests.strategies import (
     run_timeline,
     workloads,
 )
+from traces.schema import NO_EXPERT
 
 FEWER = settings(LAW, max_examples=8)
 """For laws that run over every setup."""
@@ -189,16 +190,13 @@ def planned(run: Run, name: str) -> Counter[tuple[int, int, int]]:
 def test_no_more_experts_are_staged_than_there_are_staging_slots(
     setup: Setup, data: st.DataObject
 ) -> None:
-    """A slot is held from the copy's start to the compute's end, or to the event's end if staged."""
+    """A slot is held from the copy's start to the compute's end; the first ``num_held`` to the last one's."""
     memory = data.draw(memories(setup.per_layer))
     workload = data.draw(workloads())
     run = run_timeline(workload, setup.policies(workload), memory, data.draw(costs()))
-    cache = run.offloader.policies.caches[0]
     for plan, spans in zip(run.plans, bypass_spans(run), strict=True):
-        keep = len(plan.bypasses) if len(plan.bypasses) <= memory.staging_slots else None
-        staged = (memory.staging_slots - 2 if keep is None else keep) if cache.admits_after else 0
         last = max((end for _, end in spans), default=0)
-        held = [(a, last if i < staged else b) for i, (a, b) in enumerate(spans)]
+        held = [(a, last if i < plan.num_held else b) for i, (a, b) in enumerate(spans)]
         for moment, _ in held:
             assert sum(a <= moment < b for a, b in held) <= memory.staging_slots
 

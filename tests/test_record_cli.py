@@ -117,7 +117,7 @@ def test_tiny_records_text_and_stages(tiny: None, tmp_path: Path) -> None:
     code = run("--model", "tiny", "--out", out, "--requests", 2, "--max-new-tokens", 6)
     assert code == 0
     trace = read_trace(out)
-    assert trace.meta.sampling["temperature"] == 0.7
+    assert trace.meta.sampling["temperature"] == 1.0
     assert trace.meta.stage_names[0] == "question"
     assert (trace.stage[trace.phase == PREFILL] == 0).all()
     for number in range(2):

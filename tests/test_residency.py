@@ -116,20 +116,6 @@ def test_a_pool_a_layer_keeps_its_own_bytes() -> None:
     assert [residency.expert_bytes(key) for key in (1, 5)] == [10, 20]
 
 
-def test_can_make_room_counts_what_may_be_dropped_in_the_same_pool() -> None:
-    residency = memory(capacity=30, layer_bytes=(10, 25))
-    bring(residency, 0, 1, 2)  # 30 of 30 bytes; key 4 needs 25
-    assert residency.can_make_room(4)
-    residency.protect([0])
-    assert not residency.can_make_room(4), "two times 10 is not 25"
-    residency.release()
-    residency.keep(1)
-    assert not residency.can_make_room(4)
-    apart = Residency(KeySpace(2, 4), [10, 25], [0, 1], [30, 20])
-    bring(apart, 0, 1, 2)
-    assert not apart.can_make_room(4), "the other pool's bytes are no help"
-
-
 @pytest.mark.parametrize(("layer_bytes", "pools"), [([10], [0, 0]), ([10, 10], [0])])
 def test_sizes_and_pools_must_be_given_for_each_layer(
     layer_bytes: list[int], pools: list[int]

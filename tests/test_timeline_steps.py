@@ -6,15 +6,17 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import simpy
+from numpy.typing import NDArray
 
 from sim.link import Event
-from sim.policies.classic import LRU
+from sim.policies.classic import LFU, LRU
 from sim.timeline import COMPUTE_ENDED, LOAD_ENDED, PLAN
-from sim.types import View
+from sim.types import LayerRouting, Service, View
 from sim.workload import Workload
-from tests.doubles import Preloaded, ScriptedPrefetch, SplitTokens
+from tests.doubles import Preloaded, ScriptedPlacement, ScriptedPrefetch, SplitTokens
 from tests.strategies import (
     ConstantCosts,
     Memory,
@@ -109,6 +111,46 @@ def test_a_load_that_ends_with_a_step_is_known_when_the_next_begins() -> None:
     run([token] * 2, [0, 4], ConstantCosts(load=13), prefetch=Watcher(script))
     run([token] * 2, [0, 4], ConstantCosts(load=14), prefetch=Watcher(script))
     assert seen == [False, True, False, False]
+
+
+def test_a_repack_that_loses_a_token_is_refused() -> None:
+    class Careless(SplitTokens):
+        def repack(self, routing: LayerRouting, view: View) -> Sequence[NDArray[np.intp]]:
+            return super().repack(routing, view)[:1]
+
+    workload = Workload(make_trace([([[[0]], [[0]]], [])], 4))
+    with pytest.raises(ValueError, match="Careless"):
+        run_timeline(workload, only(LRU(), repack=Careless()), ALL, ConstantCosts())
+
+
+def test_staged_experts_do_not_hold_up_those_that_take_turns() -> None:
+    """5 misses, 4 slots: 0 and 1 stay to the end, and two slots are free for 2 and 3 at once."""
+    workload = Workload(make_trace([([[[0, 1, 2, 3, 4]]], [])], 8))
+    memory = Memory(slots=8, staging_slots=4)
+    done = run_timeline(workload, only(LFU()), memory, ConstantCosts(gpu=500))
+    assert [line for line in done.lines() if "H2D" in line] == [
+        "5 105 H2D BYPASS 0 0",
+        "105 205 H2D BYPASS 0 1",
+        "205 305 H2D BYPASS 0 2",
+        "305 405 H2D BYPASS 0 3",
+        "1605 1705 H2D BYPASS 0 4",  # 2 computes from 1105 to 1605
+    ]
+
+
+def test_only_those_that_may_stay_hold_their_slot() -> None:
+    """As before, but of the 5 misses only 0 may stay: three slots are free for 1, 2 and 3."""
+    workload = Workload(make_trace([([[[0, 1, 2, 3, 4]]], [])], 8))
+    memory = Memory(slots=8, staging_slots=4)
+    used_once = ScriptedPlacement(dict.fromkeys(range(1, 5), Service.BYPASS))
+    policies = only(LFU(), placement=used_once)
+    done = run_timeline(workload, policies, memory, ConstantCosts(gpu=500))
+    assert "1105 1205 H2D BYPASS 0 4" in done.lines()  # 1 computes from 605 to 1105
+
+
+def test_a_request_may_begin_with_a_decoded_token() -> None:
+    workload = Workload(make_trace([([], [[[0], [0]]] * 2)], 4))
+    done = run_timeline(workload, only(Preloaded(EVERY_KEY)), ALL, ConstantCosts())
+    assert [step["num_tokens"] for step in done.steps()] == [1, 1]
 
 
 def test_events_at_one_time_come_load_compute_plan() -> None:

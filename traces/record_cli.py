@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--requests", type=int, help=f"default: all of --prompts, else {DEFAULT_REQUESTS}")
     add("--prompts", type=Path, metavar="FILE", help="a prompt a line, or .jsonl, see below")
     add("--max-new-tokens", type=int, help="default: 640 for tiny, else 256")
-    add("--temperature", type=float, help="0 is greedy (default: 0.7 for tiny, else 0)")
+    add("--temperature", type=float, help="0 is greedy (default: 1 for tiny, else 0)")
     add("--batch-size", type=int, default=8, help="default: 8")
     add("--seed", type=int, default=0, help="of sampling, random weights and tiny's problems")
     add("--logits", action="store_true", help="record the router logits too")

@@ -152,3 +152,13 @@ class PolicySet:
     def lossy(self) -> bool:
         """True when any part changes the answer."""
         return any(part.lossy for part in self.parts())
+
+
+def overriding(parts: Sequence[Policy], hook: str) -> list[Policy]:
+    """Return the parts whose class overrides ``hook``, so that no-ops cost nothing in the hot path."""
+    bases = (Policy, CachePolicy)
+    return [
+        part
+        for part in parts
+        if not any(getattr(type(part), hook) is getattr(base, hook, None) for base in bases)
+    ]

@@ -29,6 +29,7 @@ from traces.tiny.tokenizer import CharTokenizer
 from traces.tiny.train import losses
 
 EVAL_SEED = 1000  # other problems than the ones watched during training
+TEMPERATURES = (0.7, SAMPLING_TEMPERATURE)
 GROUP = 50  # prompts decoded together
 
 
@@ -129,8 +130,11 @@ def evaluate(folder: Path, count: int) -> dict[str, Any]:
         "seed": EVAL_SEED,
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "greedy": report(texts, solve(model, tokenizer, texts, 0.0)),
-        "temperature": SAMPLING_TEMPERATURE,
-        "sampled": report(texts, solve(model, tokenizer, texts, SAMPLING_TEMPERATURE)),
+        "recording_temperature": SAMPLING_TEMPERATURE,
+        "sampled": {
+            str(temperature): report(texts, solve(model, tokenizer, texts, temperature))
+            for temperature in TEMPERATURES
+        },
         "reference": expert_use(model, tokenizer, texts[:64]),
     }
 

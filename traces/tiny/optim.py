@@ -59,7 +59,8 @@ def make_optimisers(
     model: nn.Module, muon_lr: float, adam_lr: float, weight_decay: float
 ) -> list[torch.optim.Optimizer]:
     """Return Muon for the attention and expert matrices and Adam for all other parameters."""
-    matrices, others = [], []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, param in model.named_parameters():
         inner = param.dim() >= 2 and "embed" not in name and ".gate." not in name
         (matrices if inner else others).append(param)
