@@ -27,13 +27,13 @@ def print_sweep(rows: Sequence[Row], folder: Path) -> None:
     """Print a sweep's table, draw its figures, and say where everything is."""
     from sim.plots import plot_sweep
 
+    figures = plot_sweep(rows, folder)  # first: a reader who goes away must not cost them
     console = _console()
     ordered = sorted(rows, key=lambda row: (*(str(row[k]) for k in _SWEPT[:3]), *_order(row)))
     console.print(_table(ordered, title=_title(rows[0])))
     console.print(_legend(), highlight=False)
     for note in _notes(rows):
         console.print(note, highlight=False)
-    figures = plot_sweep(rows, folder)
     for figure in figures:
         console.print(f"Figure: {figure}", highlight=False, soft_wrap=True)
     console.print(f"Results: {folder}", highlight=False, soft_wrap=True)
