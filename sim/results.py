@@ -78,13 +78,22 @@ def write_text(path: Path, text: str) -> None:
         partial.unlink(missing_ok=True)
 
 
-def read_summaries(folder: Path) -> list[dict[str, Any]]:
-    """Return the summary rows of all runs below a sweep's folder, in order of their numbers."""
-    files = folder.glob(f"*/{SUMMARY}")
-    ordered = sorted(
-        files, key=lambda f: (not f.parent.name.isdigit(), len(f.parent.name), f.parent.name)
-    )
-    return [json.loads(file.read_text(encoding="utf-8")) for file in ordered]
+def read_sweep(folder: Path, since_s: float = 0.0) -> tuple[list[dict[str, Any]], int]:
+    """Return the summary rows below a sweep's folder, in order of their numbers, and how many failed.
+
+    Files older than ``since_s`` (seconds since the epoch) are of an earlier sweep into the same folder.
+    """
+    found = {
+        name: [f for f in folder.glob(f"*/{name}") if f.stat().st_mtime >= since_s]
+        for name in (SUMMARY, ERROR)
+    }
+    ordered = sorted(found[SUMMARY], key=lambda file: _number(file.parent.name))
+    rows = [json.loads(file.read_text(encoding="utf-8")) for file in ordered]
+    return rows, len(found[ERROR])
+
+
+def _number(name: str) -> tuple[bool, int, str]:
+    return (not name.isdigit(), int(name) if name.isdigit() else 0, name)
 
 
 def write_sweep(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:

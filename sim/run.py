@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from sim.mistakes import explain
 
 _LEFT_BY_HYDRA = {".hydra"}
+_started_s = int(time.time())  # whole seconds, as some file systems keep them
 _wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 
@@ -106,10 +108,9 @@ def _complain(message: str) -> None:
 def _finish_sweep(folder: Path) -> int:
     """Collect whatever points of a sweep are complete: table, files, figures; return the exit code."""
     from sim.report import print_sweep
-    from sim.results import ERROR, read_summaries, write_sweep
+    from sim.results import read_sweep, write_sweep
 
-    rows = read_summaries(folder)
-    failed = len(list(folder.glob(f"*/{ERROR}")))
+    rows, failed = read_sweep(folder, _started_s)
     if rows:
         write_sweep(folder, rows)
         print_sweep(rows, folder)

@@ -70,3 +70,12 @@ def small_trace_file(tmp_path_factory: pytest.TempPathFactory, small_trace: Trac
     path = tmp_path_factory.mktemp("traces") / "small.parquet"
     write_trace(path, small_trace)
     return path
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden")
+
+
+@pytest.fixture(scope="session")
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--update-golden"))

@@ -100,6 +100,20 @@ def test_a_sweep_makes_one_table_and_two_figures(tmp_path: Path, small_trace_fil
     assert "\n" not in done.stderr.strip(), "nothing but the bar's last line"
 
 
+def test_a_sweep_leaves_out_what_an_earlier_one_left(
+    tmp_path: Path, small_trace_file: Path
+) -> None:
+    old = tmp_path / "sweep" / "7" / "summary.json"
+    old.parent.mkdir(parents=True)
+    old.write_text('{"policy": "stale"}')
+    os.utime(old, (1e9, 1e9))
+    arguments = ("-m", "policy=lru,fifo", f"trace.path={small_trace_file}", "hydra.sweep.dir=sweep")
+    done = greenroom("sim", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    table = pq.read_table(tmp_path / "sweep" / "results.parquet").to_pylist()
+    assert [row["policy"] for row in table] == ["lru", "fifo"]
+
+
 def test_a_failing_point_is_told_and_the_others_are_kept(
     tmp_path: Path, small_trace_file: Path
 ) -> None:
