@@ -226,9 +226,21 @@ class Offloader:
         """Give ``key`` room in its pool; False if that cannot be had or the policy refuses."""
         residency = self.residency
         lack_bytes = residency.shortage_bytes(key)
-        if lack_bytes > 0 and not self._make_room(key, lack_bytes, cache, self._evictable, evicts):
-            return False
-        residency.reserve(key)
+        if lack_bytes <= 0:
+            residency.reserve(key)
+        elif self._mixed_sizes:
+            if not self._make_room(key, lack_bytes, cache, self._evictable, evicts):
+                return False
+            residency.reserve(key)
+        else:  # the same as above for experts of one size, where one victim is always enough
+            victim = cache.choose_victim(self._evictable, self.view)
+            if victim is None:
+                return False
+            residency.replace(victim, key)
+            cache.on_evict(victim)
+            evicts.append(victim)
+            if self._unused_prefetches:
+                self._count_waste(victim)
         cache.on_insert(key, self.view)
         return True
 
@@ -236,19 +248,19 @@ class Offloader:
         self, key: int, lack_bytes: int, cache: CachePolicy, evictable: Evictable, evicts: list[int]
     ) -> bool:
         """Drop what ``cache`` chooses for ``key``; drop nothing and return False if it refuses half-way."""
-        if self._mixed_sizes:
-            victims: Sequence[int] = self._choose_several(key, lack_bytes, cache, evictable)
-        else:
-            victim = cache.choose_victim(evictable, self.view)
-            victims = () if victim is None or victim == key else (victim,)
+        victims = self._choose_several(key, lack_bytes, cache, evictable)
         for victim in victims:
-            size = self.residency.evict(victim)
+            self.residency.evict(victim)
             cache.on_evict(victim)
             evicts.append(victim)
-            if victim in self._unused_prefetches:
-                self._unused_prefetches.remove(victim)
-                self.wasted_prefetch_bytes += size
+            self._count_waste(victim)
         return len(victims) > 0
+
+    def _count_waste(self, victim: int) -> None:
+        """Count the bytes of a prefetch that was dropped unused."""
+        if victim in self._unused_prefetches:
+            self._unused_prefetches.remove(victim)
+            self.wasted_prefetch_bytes += self.residency.expert_bytes(victim)
 
     def _choose_several(
         self, key: int, lack_bytes: int, cache: CachePolicy, evictable: Evictable

@@ -12,6 +12,7 @@ from collections.abc import Container, Iterable, Sequence
 from sim.types import ConfigError, KeySpace
 
 ABSENT, QUEUED, LOADING, RESIDENT = range(4)
+_NOT_EVICTABLE = "may not be evicted: absent, loading, in use or kept"
 _SHORT = 16
 """Up to this many keys, searching a list beats building a set."""
 
@@ -115,6 +116,20 @@ class Residency:
         state[key] = QUEUED
         self._free[pool] = free
 
+    def replace(self, victim: int, key: int) -> None:
+        """Drop ``victim`` and queue ``key``, of the same pool and size, in its place."""
+        state = self.state
+        if state[victim] != RESIDENT or victim in self._in_use or self._kept[victim]:
+            raise ResidencyError(f"{self.keys.unpack(victim)} {_NOT_EVICTABLE}")
+        pool, size = self._pool, self._size
+        if state[key] != ABSENT or pool[victim] != pool[key] or size[victim] != size[key]:
+            raise ResidencyError(
+                f"{self.keys.unpack(key)} cannot take the place of {self.keys.unpack(victim)}: "
+                "not absent, or of another pool or size"
+            )
+        state[victim] = ABSENT
+        state[key] = QUEUED
+
     def start(self, key: int) -> None:
         """Record that the copy of ``key`` has begun."""
         if self.state[key] != QUEUED:
@@ -138,9 +153,7 @@ class Residency:
     def evict(self, key: int) -> int:
         """Drop a resident key; return the bytes that frees."""
         if self.state[key] != RESIDENT or key in self._in_use or self._kept[key]:
-            raise ResidencyError(
-                f"{self.keys.unpack(key)} may not be evicted: absent, loading, in use or kept"
-            )
+            raise ResidencyError(f"{self.keys.unpack(key)} {_NOT_EVICTABLE}")
         self.state[key] = ABSENT
         size = self._size[key]
         self._free[self._pool[key]] += size
