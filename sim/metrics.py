@@ -12,7 +12,7 @@ tpot_ns              (last output token - first) / (output tokens - 1)
 link_stall_share     time the GPU waits for experts on the link / total time
 cpu_stall_share      time the GPU waits for experts on the CPU / total time
 bottleneck           the largest of GPU busy, link stall and CPU stall: every moment of a run is one of them
-belady_gap           Belady's hit rate (with bypass, same pools and sizes) - this run's hit rate
+belady_gap           the optimum's hit rate (sim/bound.py: same pools and sizes) - this run's hit rate
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.offloader import Admission
+from sim.room import Admission
 from sim.residency import Residency
 from sim.types import LayerPlan, Phase, StepInfo
 

@@ -7,13 +7,13 @@ Every driver (timeline, lockstep, a real executor) runs the same loop: ``begin_s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from sim.policies.base import CachePolicy, Evictable, PolicySet, RepackPolicy, overriding
+from sim.policies.base import CachePolicy, PolicySet, RepackPolicy, overriding
 from sim.preload import preload
 from sim.residency import ABSENT, RESIDENT, Residency
+from sim.room import Admission, Room
 from sim.types import (
     CostModel,
     ExpertWork,
@@ -24,13 +24,6 @@ from sim.types import (
     StepInfo,
     View,
 )
-
-
-class Admission(NamedTuple):
-    """A staged expert that stays: its staging slot becomes a cache slot, those of ``evicts`` are freed."""
-
-    key: int
-    evicts: tuple[int, ...]
 
 
 class Offloader:
@@ -66,13 +59,10 @@ class Offloader:
         self.prefetch_limit = prefetch_limit
         idle = StepInfo(step=-1, phase=Phase.PREFILL, num_tokens=0)
         self.view = View(residency.keys, costs, idle, residency)
-        self.wasted_prefetch_bytes = 0
         self._prefetching: set[int] = set()
-        self._unused_prefetches: set[int] = set()
+        self._room = Room(residency, self.view)
         self._staged: Sequence[int] = ()
         self._cache_of_layer = [policies.caches[pool] for pool in residency.pool_of_layer]
-        self._evictable = residency.evictable
-        self._mixed_sizes = len(set(residency.layer_bytes)) > 1
         self._starters = overriding(policies.parts(), "begin_step")
         others = [part for part in policies.parts() if not isinstance(part, CachePolicy)]
         self._observers = [
@@ -81,6 +71,11 @@ class Offloader:
         self._migrates = [bool(overriding([c], "wants")) for c in self._cache_of_layer]
         self._screens = [bool(overriding([c], "admits")) for c in self._cache_of_layer]
         preload(residency, policies.caches, self.view)
+
+    @property
+    def wasted_prefetch_bytes(self) -> int:
+        """Bytes of prefetches that were dropped before any use."""
+        return self._room.wasted_prefetch_bytes
 
     # -- the driver's calls --------------------------------------------------------------------
 
@@ -109,8 +104,8 @@ class Offloader:
         if plan.resident or plan.late:
             used = [*plan.resident, *plan.late] if plan.late else plan.resident
             cache.on_hit(used, view)
-            if self._unused_prefetches:
-                self._unused_prefetches.difference_update(used)
+            if self._room.unused_prefetches:
+                self._room.unused_prefetches.difference_update(used)
         if missing:
             self._serve(plan, cache, missing)
         if policies.repack is not None:
@@ -141,7 +136,7 @@ class Offloader:
         if not self._staged:
             return ()
         cache = self._cache_of_layer[plan.routing.layer]
-        exchanged = [self._exchange(key, cache) for key in self._staged]
+        exchanged = [self._room.exchange(key, cache) for key in self._staged]
         self._staged = ()
         return [admission for admission in exchanged if admission is not None]
 
@@ -169,12 +164,13 @@ class Offloader:
             bypasses += [key for key in missing if key not in admitted]
             missing = admitted
         if cache.admits_after:
-            self._stage(plan, bypasses, missing)
+            self._stage(plan, cache, bypasses, missing)
             return
         loads: list[int] = []
         evicts: list[int] = []
+        admit = self._room.admit
         for key in missing:
-            if self._admit(key, cache, evicts):
+            if admit(key, cache, evicts):
                 loads.append(key)
             else:
                 bypasses.append(key)
@@ -199,8 +195,15 @@ class Offloader:
         bypasses.extend(key for key, service in chosen if service == Service.BYPASS)
         return [key for key, service in chosen if service == Service.LOAD]
 
-    def _stage(self, plan: LayerPlan, bypasses: list[int], candidates: list[int]) -> None:
-        """Serve misses from staging slots; as many as have a slot of their own may stay afterwards."""
+    def _stage(
+        self, plan: LayerPlan, cache: CachePolicy, bypasses: list[int], missing: list[int]
+    ) -> None:
+        """Load into free room; serve the rest from staging slots, from which some may stay afterwards.
+
+        Those that may stay hold a slot until then, so there are no more of them than slots.
+        """
+        plan.loads = [key for key in missing if self._room.fill(key, cache)]
+        candidates = missing[len(plan.loads) :]  # sizes are those of one layer: the first ones fit
         slots = self.staging_slots
         whole = len(bypasses) + len(candidates) <= slots
         plan.num_held = len(candidates) if whole else min(len(candidates), max(0, slots - 2))
@@ -219,82 +222,6 @@ class Offloader:
                 f"{type(repack).__name__}.repack: must be a partition of the step's "
                 f"{self.view.step.num_tokens} tokens, each in exactly one group"
             )
-
-    # -- making room ---------------------------------------------------------------------------
-
-    def _admit(self, key: int, cache: CachePolicy, evicts: list[int]) -> bool:
-        """Give ``key`` room in its pool; False if that cannot be had or the policy refuses."""
-        residency = self.residency
-        lack_bytes = residency.shortage_bytes(key)
-        if lack_bytes <= 0:
-            residency.reserve(key)
-        elif self._mixed_sizes:
-            if not self._make_room(key, lack_bytes, cache, self._evictable, evicts):
-                return False
-            residency.reserve(key)
-        else:  # the same as above for experts of one size, where one victim is always enough
-            victim = cache.choose_victim(self._evictable, self.view)
-            if victim is None:
-                return False
-            residency.replace(victim, key)
-            cache.on_evict(victim)
-            evicts.append(victim)
-            if self._unused_prefetches:
-                self._count_waste(victim)
-        cache.on_insert(key, self.view)
-        return True
-
-    def _make_room(
-        self, key: int, lack_bytes: int, cache: CachePolicy, evictable: Evictable, evicts: list[int]
-    ) -> bool:
-        """Drop what ``cache`` chooses for ``key``; drop nothing and return False if it refuses half-way."""
-        victims = self._choose_several(key, lack_bytes, cache, evictable)
-        for victim in victims:
-            self.residency.evict(victim)
-            cache.on_evict(victim)
-            evicts.append(victim)
-            self._count_waste(victim)
-        return len(victims) > 0
-
-    def _count_waste(self, victim: int) -> None:
-        """Count the bytes of a prefetch that was dropped unused."""
-        if victim in self._unused_prefetches:
-            self._unused_prefetches.remove(victim)
-            self.wasted_prefetch_bytes += self.residency.expert_bytes(victim)
-
-    def _choose_several(
-        self, key: int, lack_bytes: int, cache: CachePolicy, evictable: Evictable
-    ) -> list[int]:
-        """Ask for victims until ``key`` fits; return none if the policy refuses before that."""
-        victims: list[int] = []
-
-        def remains(other: int) -> bool:
-            return other not in victims and evictable(other)
-
-        while lack_bytes > 0:
-            victim = cache.choose_victim(remains, self.view)
-            if victim is None or victim == key:
-                return []
-            lack_bytes -= self.residency.expert_bytes(victim)
-            victims.append(victim)
-        return victims
-
-    def _exchange(self, key: int, cache: CachePolicy) -> Admission | None:
-        """Let a staged newcomer compete with the residents; None if it loses."""
-        residency = self.residency
-        cache.on_insert(key, self.view)
-
-        def evictable(other: int) -> bool:
-            return other == key or residency.evictable(other)
-
-        evicts: list[int] = []
-        lack_bytes = residency.shortage_bytes(key)
-        if lack_bytes > 0 and not self._make_room(key, lack_bytes, cache, evictable, evicts):
-            cache.on_evict(key)
-            return None
-        residency.reserve(key)
-        residency.complete_at_once((key,))
-        return Admission(key, tuple(evicts))
 
     # -- loads nobody waits for ----------------------------------------------------------------
 
@@ -315,9 +242,9 @@ class Offloader:
             residency.keys.check(key, "prefetch")
             if residency.state[key] == ABSENT and key not in busy:
                 owner = self._cache_of_layer[key // residency.keys.num_experts]
-                if self._admit(key, owner, evicts):
+                if self._room.admit(key, owner, evicts):
                     prefetches.append(key)
         self._prefetching.update(prefetches)
-        self._unused_prefetches.update(prefetches)
+        self._room.unused_prefetches.update(prefetches)
         plan.prefetches = prefetches
         plan.evicts = evicts

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from sim.bound import belady_hit_rate
 from sim.build import Scenario, build
-from sim.lockstep import run_lockstep
 from sim.metrics import summarise
 from sim.timeline import RunTables, Timeline
 
@@ -36,7 +35,9 @@ def simulate(
     metrics = summarise(tables.steps, tables.requests)
     metrics["wasted_prefetch_bytes"] = scenario.offloader.wasted_prefetch_bytes
     metrics["stages"] = scenario.offloader.view.stage
-    bound = belady_hit_rate(config) if config["output"]["belady"] else None
+    bound = None
+    if config["output"]["belady"]:
+        bound = belady_hit_rate(scenario, config["trace"]["path"])
     metrics["belady_hit_rate"] = bound
     metrics["belady_gap"] = None if bound is None else bound - metrics["hit_rate"]
     return {
@@ -44,30 +45,6 @@ def simulate(
         **metrics,
         "provenance": _provenance(config, scenario),
     }, tables
-
-
-def belady_hit_rate(config: Mapping[str, Any]) -> float:
-    """Return the hit rate of Belady with bypass on the same requests, pools and sizes."""
-    bounded = {
-        **{
-            key: config[key]
-            for key in ("trace", "model", "machine", "cache", "workload", "calibration")
-        },
-        "policy": {
-            "name": "belady_bypass",
-            "scope": config["policy"]["scope"],
-            "cache": {"_target_": "sim.policies.oracle.Belady", "bypass": True},
-        },
-    }
-    return _belady_hit_rate(json.dumps(bounded, sort_keys=True))
-
-
-@lru_cache(maxsize=256)
-def _belady_hit_rate(config_json: str) -> float:
-    """Keep the bounds: in a sweep many policies share one."""
-    scenario = build(json.loads(config_json))
-    steps = run_lockstep(scenario.workload, scenario.offloader).rows
-    return float(summarise(steps, [])["hit_rate"])
 
 
 def _choices(config: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:

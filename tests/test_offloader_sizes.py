@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.offloader import Admission, Offloader
+from sim.offloader import Offloader
 from sim.policies.base import CachePolicy, Evictable, PolicySet
 from sim.policies.classic import LFU, LRU
 from sim.residency import Residency
+from sim.room import Admission
 from sim.types import KeySpace, LayerPlan, LayerRouting, Phase, StepInfo, View
 from tests.doubles import Preloaded, ScriptedPrefetch
 from tests.strategies import ConstantCosts

@@ -126,7 +126,7 @@ def test_a_repack_that_loses_a_token_is_refused() -> None:
 def test_staged_experts_do_not_hold_up_those_that_take_turns() -> None:
     """5 misses, 4 slots: 0 and 1 stay to the end, and two slots are free for 2 and 3 at once."""
     workload = Workload(make_trace([([[[0, 1, 2, 3, 4]]], [])], 8))
-    memory = Memory(slots=8, staging_slots=4)
+    memory = Memory(slots=0, staging_slots=4)
     done = run_timeline(workload, only(LFU()), memory, ConstantCosts(gpu=500))
     assert [line for line in done.lines() if "H2D" in line] == [
         "5 105 H2D BYPASS 0 0",
@@ -140,7 +140,7 @@ def test_staged_experts_do_not_hold_up_those_that_take_turns() -> None:
 def test_only_those_that_may_stay_hold_their_slot() -> None:
     """As before, but of the 5 misses only 0 may stay: three slots are free for 1, 2 and 3."""
     workload = Workload(make_trace([([[[0, 1, 2, 3, 4]]], [])], 8))
-    memory = Memory(slots=8, staging_slots=4)
+    memory = Memory(slots=0, staging_slots=4)
     used_once = ScriptedPlacement(dict.fromkeys(range(1, 5), Service.BYPASS))
     policies = only(LFU(), placement=used_once)
     done = run_timeline(workload, policies, memory, ConstantCosts(gpu=500))

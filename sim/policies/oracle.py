@@ -47,16 +47,31 @@ class Belady(CachePolicy):
         The future of this very run.
     bypass
         False: every miss enters, room being made among experts the event does not use.
-        True: a newcomer whose own next use is farthest stays out, the optimum over all caches.
+        True: a newcomer whose own next use is farthest stays out.
+    warm
+        Begin with the experts used soonest in memory. With ``bypass`` and a staging slot for every
+        miss of an event, no cache of this size that loads on demand only has more hits.
     """
 
     oracle = True
 
-    def __init__(self, next_use: NextUse, bypass: bool = False) -> None:
+    def __init__(self, next_use: NextUse, bypass: bool = False, warm: bool = False) -> None:
         self.admits_after = bypass
+        self.warm = warm
         self._future = next_use
+        self._keys: Sequence[int] = ()
         self._next: dict[int, int] = {}
         self._heap: list[tuple[int, int]] = []  # (-next use, key), stale entries left in
+
+    def start(self, keys: Sequence[int], num_slots: int, view: View) -> None:
+        """Learn the pool's keys."""
+        self._keys = keys
+
+    def preload(self, view: View) -> Sequence[int]:
+        """Return the pool's keys by first use, if warm."""
+        if not self.warm:
+            return ()
+        return sorted(self._keys, key=lambda key: (self._future.after(key, view.event), key))
 
     def choose_victim(self, evictable: Evictable, view: View) -> int | None:
         """Return the evictable member used farthest in the future."""

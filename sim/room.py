@@ -1,0 +1,113 @@
+"""Making room for experts: the cache policy chooses, memory changes, nothing is left half done."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sim.policies.base import CachePolicy, Evictable
+from sim.residency import Residency
+from sim.types import View
+
+
+class Admission(NamedTuple):
+    """A staged expert that stays: its staging slot becomes a cache slot, those of ``evicts`` are freed."""
+
+    key: int
+    evicts: tuple[int, ...]
+
+
+class Room:
+    """Admits experts to their pools and counts prefetches that were of no use.
+
+    ``unused_prefetches`` are those that came, or come, unasked and have not been used yet.
+    """
+
+    def __init__(self, residency: Residency, view: View) -> None:
+        self.unused_prefetches: set[int] = set()
+        self.wasted_prefetch_bytes = 0
+        self._residency = residency
+        self._view = view
+        self._evictable = residency.evictable
+        self._mixed_sizes = len(set(residency.layer_bytes)) > 1
+
+    def fill(self, key: int, cache: CachePolicy) -> bool:
+        """Give ``key`` free room; False if there is none."""
+        if self._residency.shortage_bytes(key) > 0:
+            return False
+        self._residency.reserve(key)
+        cache.on_insert(key, self._view)
+        return True
+
+    def admit(self, key: int, cache: CachePolicy, evicts: list[int]) -> bool:
+        """Give ``key`` room in its pool; False if that cannot be had or the policy refuses."""
+        residency = self._residency
+        lack_bytes = residency.shortage_bytes(key)
+        if lack_bytes <= 0:
+            residency.reserve(key)
+        elif self._mixed_sizes:
+            if not self._make_room(key, lack_bytes, cache, self._evictable, evicts):
+                return False
+            residency.reserve(key)
+        else:  # the same as above for experts of one size, where one victim is always enough
+            victim = cache.choose_victim(self._evictable, self._view)
+            if victim is None:
+                return False
+            residency.replace(victim, key)
+            cache.on_evict(victim)
+            evicts.append(victim)
+            if self.unused_prefetches:
+                self._count_waste(victim)
+        cache.on_insert(key, self._view)
+        return True
+
+    def _make_room(
+        self, key: int, lack_bytes: int, cache: CachePolicy, evictable: Evictable, evicts: list[int]
+    ) -> bool:
+        """Drop what ``cache`` chooses for ``key``; drop nothing and return False if it refuses half-way."""
+        victims = self._choose_several(key, lack_bytes, cache, evictable)
+        for victim in victims:
+            self._residency.evict(victim)
+            cache.on_evict(victim)
+            evicts.append(victim)
+            self._count_waste(victim)
+        return len(victims) > 0
+
+    def _count_waste(self, victim: int) -> None:
+        """Count the bytes of a prefetch that was dropped unused."""
+        if victim in self.unused_prefetches:
+            self.unused_prefetches.remove(victim)
+            self.wasted_prefetch_bytes += self._residency.expert_bytes(victim)
+
+    def _choose_several(
+        self, key: int, lack_bytes: int, cache: CachePolicy, evictable: Evictable
+    ) -> list[int]:
+        """Ask for victims until ``key`` fits; return none if the policy refuses before that."""
+        victims: list[int] = []
+
+        def remains(other: int) -> bool:
+            return other not in victims and evictable(other)
+
+        while lack_bytes > 0:
+            victim = cache.choose_victim(remains, self._view)
+            if victim is None or victim == key:
+                return []
+            lack_bytes -= self._residency.expert_bytes(victim)
+            victims.append(victim)
+        return victims
+
+    def exchange(self, key: int, cache: CachePolicy) -> Admission | None:
+        """Let a staged newcomer compete with the residents; None if it loses."""
+        residency = self._residency
+        cache.on_insert(key, self._view)
+
+        def evictable(other: int) -> bool:
+            return other == key or residency.evictable(other)
+
+        evicts: list[int] = []
+        lack_bytes = residency.shortage_bytes(key)
+        if lack_bytes > 0 and not self._make_room(key, lack_bytes, cache, evictable, evicts):
+            cache.on_evict(key)
+            return None
+        residency.reserve(key)
+        residency.complete_at_once((key,))
+        return Admission(key, tuple(evicts))
