@@ -209,6 +209,7 @@ def _make(group: Mapping[str, Any], role: str, supply: _Supply) -> Any:
             raise ConfigError(
                 f"{where}.{name}: {target} has no such parameter{did_you_mean(name, known)}"
             )
+        _check_type(f"{where}.{name}", params[name], known[name])
     if "next_use" in known and not getattr(maker, "oracle", False):
         raise ConfigError(f"{where}: {target} takes next_use but is not marked oracle = True")
     params |= {name: supply.get(name) for name in known if name in supply}
@@ -216,6 +217,22 @@ def _make(group: Mapping[str, Any], role: str, supply: _Supply) -> Any:
         return maker(**params)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def _check_type(where: str, value: Any, parameter: inspect.Parameter) -> None:
+    """Refuse a value of another kind than the parameter's annotation, where that is a plain one."""
+    kinds: dict[str, tuple[type, ...]] = {
+        "bool": (bool,),
+        "int": (int,),
+        "float": (int, float),
+        "str": (str,),
+    }
+    annotation = parameter.annotation
+    word = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    if word not in kinds:
+        return
+    if not isinstance(value, kinds[word]) or (isinstance(value, bool) and word != "bool"):
+        raise ConfigError(f"{where} = {value}: must be a{'n' if word == 'int' else ''} {word}")
 
 
 def _locate(target: str, where: str) -> Callable[..., Any]:

@@ -33,8 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
         hint = f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(_COMMANDS)})"
         print(f"greenroom: error: command = {name}: no such command{hint}", file=sys.stderr)
         return 2
-    command: Callable[[list[str]], int] = import_module(_COMMANDS[name][0]).main
     try:
+        command: Callable[[list[str]], int] = import_module(_COMMANDS[name][0]).main
         return command(rest)
     except KeyboardInterrupt:
         print("greenroom: interrupted", file=sys.stderr)

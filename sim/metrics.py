@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from sim.room import Admission
 from sim.residency import Residency
+from sim.room import Admission
 from sim.types import LayerPlan, Phase, StepInfo
 
 STEP_COLUMNS = (

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
@@ -13,7 +12,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-Row = Mapping[str, Any]
+from sim.labels import Row, names, origin
 
 # Okabe-Ito, safe for colour-blind readers; a marker each, so that grey print tells them apart too.
 _LOOKS = {
@@ -45,11 +44,11 @@ def plot_sweep(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 def throughput_by_cache(rows: Sequence[Row]) -> Figure:
-    """Draw tokens/s over the share of experts on the GPU, a line a policy; oracles dashed."""
+    """Draw tokens/s over the share of experts on the GPU, a line a policy; dashed: knows the future."""
     figure, axes = plt.subplots(figsize=(4.8, 3.0))
-    for policy, series in _series(rows).items():
+    for name, series in _series(rows).items():
         points = sorted((row["cache_ratio"], row["tokens_per_s"]) for row in series)
-        colour, marker = look(policy)
+        colour, marker = look(series[0]["policy"])
         oracle = series[0]["oracle"]
         axes.plot(
             [100 * ratio for ratio, _ in points],
@@ -58,7 +57,7 @@ def throughput_by_cache(rows: Sequence[Row]) -> Figure:
             marker=marker,
             linestyle="--" if oracle else "-",
             markerfacecolor="none" if oracle else colour,
-            label=policy,
+            label=f"{name} (oracle)" if oracle else name,
         )
     sizes = sorted({100 * row["cache_ratio"] for row in rows})
     if len(sizes) <= 8:
@@ -81,9 +80,12 @@ def stall_breakdown(rows: Sequence[Row]) -> Figure:
     left = [0.0] * len(chosen)
     for column, label, colour, hatch in _PARTS:
         widths = [row[column] * 1e3 / row["tokens_per_s"] for row in chosen]
-        axes.barh(_names(chosen), widths, left=left, color=colour, hatch=hatch, edgecolor="white",
+        if not any(widths):
+            continue
+        axes.barh(names(chosen), widths, left=left, color=colour, hatch=hatch, edgecolor="white",
                   linewidth=0.3, label=label)  # fmt: skip
         left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.set_xlim(right=1.04 * max(left))
     axes.set_xlabel(f"ms for an output token, {100 * size:.3g}% of experts in GPU memory")
     axes.grid(axis="y", visible=False)
     figure.legend(loc="outside upper center", ncols=len(_PARTS))
@@ -96,29 +98,17 @@ def look(policy: str) -> tuple[str, str]:
     return _LOOKS.get(policy, _SPARE[sum(map(ord, policy)) % len(_SPARE)])
 
 
-def _names(rows: Sequence[Row]) -> list[str]:
-    """Return a label a row; policies that occur more than once get the fields that differ."""
-    fields = ("machine", "model", "trace", "batch_size")
-    varying = [field for field in fields if len({row[field] for row in rows}) > 1]
-    return [", ".join([row["policy"], *(str(row[field]) for field in varying)]) for row in rows]
-
-
 def _series(rows: Sequence[Row]) -> dict[str, list[Row]]:
     series: dict[str, list[Row]] = {}
-    for name, row in zip(_names(rows), rows, strict=True):
+    for name, row in zip(names(rows), rows, strict=True):
         series.setdefault(name, []).append(row)
     return series
 
 
 def _caption(figure: Figure, rows: Sequence[Row]) -> None:
     """Say under the figure where its numbers come from."""
-    row = rows[0]
-    origin = row["provenance"]
-    text = (
-        f"{origin['trace_kind']} trace {row['trace']}; priced as {origin['priced_as']}; {row['machine']}; "
-        f"greenroom {origin['greenroom_version']}"
-    )
-    figure.supxlabel(text, fontsize=5, color="0.45")
+    text = f"{origin(rows)}; greenroom {rows[0]['provenance']['greenroom_version']}"
+    figure.supxlabel(text, fontsize=5, color="0.45", wrap=True)
 
 
 def _save(figure: Figure, stem: Path) -> Path:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-_SWEPT = ("trace", "model", "machine", "batch_size", "cache_ratio")
-Row = Mapping[str, Any]
+from sim.labels import Row, origin, value, varying
 
 
 def print_run(summary: Row, folder: Path) -> None:
     """Print one run's figures and its folder, the folder last."""
     console = _console()
-    console.print(_table([summary], title=_title(summary)))
+    _print_table(console, [summary])
     for line in _details(summary):
         console.print(line, highlight=False)
     console.print(f"Results: {folder}", highlight=False, soft_wrap=True)
@@ -29,18 +29,12 @@ def print_sweep(rows: Sequence[Row], folder: Path) -> None:
 
     figures = plot_sweep(rows, folder)  # first: a reader who goes away must not cost them
     console = _console()
-    ordered = sorted(rows, key=lambda row: (*(str(row[k]) for k in _SWEPT[:3]), *_order(row)))
-    console.print(_table(ordered, title=_title(rows[0])))
-    console.print(_legend(), highlight=False)
-    for note in _notes(rows):
+    _print_table(console, rows)
+    for note in [_LEGEND, *_notes(rows)]:
         console.print(note, highlight=False)
     for figure in figures:
         console.print(f"Figure: {figure}", highlight=False, soft_wrap=True)
     console.print(f"Results: {folder}", highlight=False, soft_wrap=True)
-
-
-def _order(row: Row) -> tuple[float, float, float]:
-    return row["batch_size"], row["cache_ratio"], -(row["tokens_per_s"] or 0.0)
 
 
 def _console() -> Console:
@@ -48,26 +42,54 @@ def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 140)
 
 
-def _table(rows: Sequence[Row], title: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    varying = [
-        key for key in _SWEPT if len({row[key] for row in rows}) > 1 and key != "cache_ratio"
-    ]
-    table.add_column("policy")
-    for key in varying:
-        table.add_column(key)
-    for name in _COLUMNS:
-        table.add_column(name, justify="right")
-    last = None
-    for row in rows:
-        group = tuple(row[key] for key in _SWEPT)
-        if last not in (None, group):
-            table.add_section()
-        last = group
-        name = row["policy"] + (" *" if row["oracle"] else "") + (" ~" if row["lossy"] else "")
-        cells = [name, *(str(row[key]) for key in varying)]
-        table.add_row(*cells, *(show(row) for show in _COLUMNS.values()))
+def _print_table(console: Console, rows: Sequence[Row]) -> None:
+    """Print the widest table that fits; narrow terminals lose columns, never digits."""
+    console.print(origin(rows), highlight=False)
+    columns = list(_COLUMNS)
+    while True:
+        table = _table(rows, columns)
+        if console.measure(table).minimum <= console.width or len(columns) <= _FEWEST:
+            break
+        columns.remove(next(name for name in _DISPENSABLE if name in columns))
+    console.print(table)
+    if len(columns) < len(_COLUMNS):
+        left_out = ", ".join(name for name in _COLUMNS if name not in columns)
+        console.print(f"Left out for want of width: {left_out}.", highlight=False)
+
+
+def _table(rows: Sequence[Row], columns: Sequence[str]) -> Table:
+    table = Table()
+    fields = varying(rows)
+    for name in ("policy", *fields):
+        table.add_column(name, no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    groups = sorted({_group(row, fields) for row in rows}, key=_natural)
+    for group in groups:
+        members = [row for row in rows if _group(row, fields) == group]
+        for row in sorted(members, key=lambda row: -(row["tokens_per_s"] or 0.0)):
+            name = row["policy"] + (" *" if row["oracle"] else "") + (" ~" if row["lossy"] else "")
+            cells = [value(row, field) for field in fields]
+            table.add_row(name, *cells, *(_COLUMNS[column](row) for column in columns))
+        table.add_section()
     return table
+
+
+def _group(row: Row, fields: Sequence[str]) -> tuple[Any, ...]:
+    """Return what runs must share to be compared: all but the policy and its own parameters."""
+    shared = [value(row, field) for field in fields if not field.startswith("policy.")]
+    return (*shared, row["cache_ratio"])
+
+
+def _natural(group: tuple[Any, ...]) -> list[tuple[float, str]]:
+    """Return a key that sorts numbers by size and words by letters."""
+    keys = []
+    for part in map(str, group):
+        try:
+            keys.append((float(part), ""))
+        except ValueError:
+            keys.append((math.inf, part))
+    return keys
 
 
 def _share(value: float | None) -> str:
@@ -95,24 +117,27 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
 }
 
 
-def _title(row: Row) -> str:
-    origin = row["provenance"]
-    kind = origin["trace_kind"]
-    return (
-        f"{kind} trace {row['trace']} ({origin['trace_model']}), priced as {origin['priced_as']}, "
-        f"on {row['machine']}"
-    )
-
-
-def _legend() -> str:
-    return (
-        "* knows the future. hit rate: experts found on the GPU / experts used, by (step, layer). "
-        "to Belady: hits the optimum of the same size has more. GB moved: host to GPU."
-    )
+_FEWEST = 3
+_DISPENSABLE = (
+    "CPU stall",
+    "link stall",
+    "GPU",
+    "TPOT p50 ms",
+    "GB moved",
+    "bottleneck",
+    "to Belady",
+)
+"""Columns to leave out where there is no room, the first first."""
+_LEGEND = (
+    "hit rate: experts found on the GPU / experts used, by (step, layer). to Belady: how many more the "
+    "optimum of the same size has. GB moved: host to GPU."
+)
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
     notes = []
+    if any(row["oracle"] for row in rows):
+        notes.append("* knows the future.")
     if any(row["provenance"]["calibration_overlaps_workload"] for row in rows):
         notes.append("Note: calibration saw requests of the workload; its policies look too good.")
     if any(row["lossy"] for row in rows):

@@ -33,6 +33,10 @@ def write_run(folder: Path, summary: Mapping[str, Any], config_yaml: str, tables
     if tables.events is not None:
         rows, names = tables.events.rows, {"lane": Lane, "kind": Kind}
         write_table(folder / "events.parquet", EVENT_COLUMNS, rows, names, origin)
+    else:
+        (folder / "events.parquet").unlink(
+            missing_ok=True
+        )  # of an earlier run into the same folder
     write_text(folder / "config.yaml", config_yaml)
     write_text(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
 

@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import time
+import traceback
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -46,10 +47,9 @@ def run(config: DictConfig) -> float | None:
     try:
         summary = _run_point(config, folder, is_sweep)
     except Exception as error:
-        message = explain(error)
-        if message is None or _wants_traceback:
+        if _wants_traceback:
             raise
-        _fail(message, folder, list(settings.overrides.task) if is_sweep else None)
+        _fail(_told(error), folder, list(settings.overrides.task) if is_sweep else None)
         return None
     if not is_sweep:
         from sim.report import print_run
@@ -62,17 +62,31 @@ def main(arguments: list[str]) -> int:
     """Run ``greenroom sim`` with these arguments; return the exit code."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra hands its errors to us
     sys.argv = ["greenroom sim", *arguments]
+    code = 0
     try:
         run()
+    except KeyboardInterrupt:
+        code = 130
+        _complain("interrupted")
     except Exception as error:
-        message = explain(error)
-        if message is None or _wants_traceback:
+        if _wants_traceback:
             raise
-        _complain(message)
-        return 2
+        _complain(_told(error))
+        code = 2
     if _Outcome.sweep_folder is not None:
-        return _finish_sweep(_Outcome.sweep_folder)
-    return 2 if _Outcome.failed else 0
+        code = max(code, _finish_sweep(_Outcome.sweep_folder))
+    return max(code, 2 if _Outcome.failed else 0)
+
+
+def _told(error: Exception) -> str:
+    """Return a user's mistake in one line, and of anything else the traceback down from the run."""
+    message = explain(error)
+    if message is not None:
+        return message
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if not {"hydra", "simpy"} & set(Path(frame.filename).parts)]
+    lines = [*traceback.format_list(ours), *traceback.format_exception_only(error)]
+    return "a defect, here or in a policy of yours\n" + "".join(lines).rstrip()
 
 
 def _run_point(config: DictConfig, folder: Path, is_sweep: bool) -> dict[str, Any]:
@@ -83,8 +97,15 @@ def _run_point(config: DictConfig, folder: Path, is_sweep: bool) -> dict[str, An
     plain: Any = OmegaConf.to_container(config, resolve=True)
     with nullcontext() if is_sweep else step_bar() as watch:
         summary, tables = simulate(plain, watch)
+    summary["overrides"] = _overrides()
     write_run(folder, summary, OmegaConf.to_yaml(config, resolve=True), tables)
     return summary
+
+
+def _overrides() -> dict[str, str]:
+    """Return what was set on the command line or by the sweep, by key."""
+    pairs = (text.lstrip("+").partition("=") for text in HydraConfig.get().overrides.task)
+    return {key: setting for key, _, setting in pairs}
 
 
 def _fail(message: str, folder: Path, point: list[str] | None) -> None:

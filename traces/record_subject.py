@@ -49,7 +49,10 @@ def plain_errors() -> Iterator[None]:
     except (UsageError, TraceError):
         raise
     except ImportError as error:
-        raise UsageError(f"{error}; recording needs 'pip install greenroom[torch]'") from error
+        raise UsageError(
+            f"{error}; recording needs torch: pip install 'greenroom[torch]', "
+            "in a checkout: pip install -c constraints.txt -e '.[torch]'"
+        ) from error
     except (OSError, ValueError, KeyError, RuntimeError, AssertionError) as error:
         reason = " ".join(str(error).split())[:LONGEST_REASON]  # transformers lists every model
         raise UsageError(f"cannot load the model: {reason}") from error

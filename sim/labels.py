@@ -1,0 +1,53 @@
+"""How the runs of a sweep are told apart, the same in tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+
+CHOICES = ("trace", "model", "machine", "batch_size")
+_SHOWN = {*CHOICES, "policy", "cache.ratio", "cache.bytes", "workload.batch_size"}
+"""What has a column of its own."""
+
+
+def varying(rows: Sequence[Row]) -> list[str]:
+    """Return the fields, beside policy and cache size, in which the rows of a sweep differ.
+
+    These are the columns of ``CHOICES`` and whatever else was overridden, as ``policy.cache.decay``.
+    """
+    overridden = {key for row in rows for key in row.get("overrides", {})} - _SHOWN
+    fields = [*CHOICES, *sorted(overridden)]
+    return [field for field in fields if len({value(row, field) for row in rows}) > 1]
+
+
+def value(row: Row, field: str) -> str:
+    """Return a field of a row as text; the value of an override where it is no column."""
+    if field in row:
+        return str(row[field])
+    return str(row.get("overrides", {}).get(field, "-"))
+
+
+def names(rows: Sequence[Row]) -> list[str]:
+    """Return a label a row: the policy, and what else sets it apart."""
+    fields = varying(rows)
+    return [", ".join([row["policy"], *(_pair(row, field) for field in fields)]) for row in rows]
+
+
+def origin(rows: Sequence[Row]) -> str:
+    """Say where the numbers of the rows come from: the trace, its price, the machine."""
+    kinds = {f"{row['provenance']['trace_kind']} trace {row['trace']}" for row in rows}
+    prices = {row["provenance"]["priced_as"] for row in rows}
+    machines = {row["machine"] for row in rows}
+    return f"{_all(kinds)}; priced as {_all(prices)}; on {_all(machines)}"
+
+
+def _pair(row: Row, field: str) -> str:
+    text = value(row, field)
+    return text if field in CHOICES[:3] else f"{field.rpartition('.')[2]} {text}"
+
+
+def _all(words: set[str]) -> str:
+    """Join the words; many are too long for a title, and then each row names its own."""
+    return " | ".join(sorted(words)) if len(words) < 4 else f"{len(words)} of them, as labelled"
