@@ -23,7 +23,8 @@ train: $(VENV)/dev.stamp ## train the bundled model anew (about an hour on two c
 	$(BIN)/python -m traces.tiny.train
 
 record: $(VENV)/dev.stamp ## record the bundled trace anew from the bundled model
-	$(BIN)/greenroom record --model tiny --out traces/tiny/trace.parquet
+	$(BIN)/greenroom record --model tiny --out traces/tiny/trace.parquet \
+		--requests 96 --batch-size 16 --seed 2026 --licence Apache-2.0
 
 clean: ## remove the environment and all outputs
 	rm -rf $(VENV) outputs multirun build dist *.egg-info

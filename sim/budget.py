@@ -55,7 +55,7 @@ class Budget:
                 s for s, p in zip(self.layer_bytes, self.pool_of_layer, strict=True) if p == pool
             ]
             slots = self.pool_bytes[pool] // max(sizes)
-            if cache.uses_cache and slots < top_k:
+            if cache.needs_event_room and slots < top_k:
                 raise ConfigError(
                     f"{self.asked}: gives {slots} slots in pool {pool}; must hold at least "
                     f"top_k = {top_k} experts, those of one event (step, layer)"
@@ -96,9 +96,9 @@ def _pools(
     config: Mapping[str, Any], layer_bytes: tuple[int, ...], num_experts: int
 ) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     """Return what was asked for, the pool of each layer and the capacity of each pool."""
-    scope, ratio, total = _capacity_fields(config)
+    ratio, total = config["cache"]["ratio"], config["cache"]["bytes"]
     asked = f"cache.ratio = {ratio}" if total is None else f"cache.bytes = {total}"
-    if scope == "global":
+    if config["policy"]["scope"] == "global":
         every = sum(layer_bytes) * num_experts
         capacity = int(every * ratio) if total is None else total
         return asked, (0,) * len(layer_bytes), (capacity,)
@@ -109,27 +109,11 @@ def _pools(
     return asked, tuple(range(len(layer_bytes))), tuple(shares)
 
 
-def _capacity_fields(config: Mapping[str, Any]) -> tuple[str, float, int | None]:
-    scope = config["policy"].get("scope")
-    ratio, total = config["cache"]["ratio"], config["cache"]["bytes"]
-    if scope not in ("layer", "global"):
-        raise ConfigError(f"policy.scope = {scope}: must be 'layer' or 'global'")
-    if total is not None:
-        if not isinstance(total, int) or isinstance(total, bool) or total < 0:
-            raise ConfigError(f"cache.bytes = {total}: must be a whole number of bytes >= 0")
-    elif not isinstance(ratio, int | float) or isinstance(ratio, bool) or not 0 <= ratio <= 1:
-        raise ConfigError(f"cache.ratio = {ratio}: must be a number in [0, 1]")
-    return scope, ratio, total
-
-
 def _staging_slots(config: Mapping[str, Any], workload: Workload) -> int:
     slots = config["cache"]["staging_slots"]
-    if slots is None:
-        top_k = workload.trace.meta.top_k
-        return min(workload.num_experts, top_k * workload.batch_size) + 2
-    if not isinstance(slots, int) or isinstance(slots, bool) or slots < 1:
-        raise ConfigError(f"cache.staging_slots = {slots}: must be a whole number >= 1, or null")
-    return slots
+    if slots is not None:
+        return int(slots)
+    return min(workload.num_experts, workload.trace.meta.top_k * workload.batch_size + 2)
 
 
 def _too_much(budget: Budget, machine: Machine) -> str:

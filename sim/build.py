@@ -8,9 +8,9 @@ very run; only an oracle may ask for it).
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -24,16 +24,31 @@ from hwmodels.machine import Machine
 from hwmodels.model_shape import ModelShape
 from sim.budget import Budget, plan_memory
 from sim.offloader import Offloader
-from sim.policies.base import PolicySet
+from sim.policies.base import (
+    CachePolicy,
+    PlacementPolicy,
+    PolicySet,
+    PrefetchPolicy,
+    RepackPolicy,
+    RoutingPolicy,
+    StageDetector,
+)
 from sim.policies.oracle import NextUse
 from sim.residency import Residency
+from sim.settings import check_settings, did_you_mean
 from sim.types import ConfigError, KeySpace
 from sim.workload import Workload, select_requests
-from traces.schema import NO_EXPERT, Trace
+from traces.schema import NO_EXPERT, Trace, TraceError
 from traces.store import read_trace
 
-_ROLES = ("cache", "placement", "prefetch", "routing", "repack", "stages")
-_POLICY_KEYS = ("name", "scope", *_ROLES)
+ROLES: dict[str, type] = {
+    "cache": CachePolicy,
+    "placement": PlacementPolicy,
+    "prefetch": PrefetchPolicy,
+    "routing": RoutingPolicy,
+    "repack": RepackPolicy,
+    "stages": StageDetector,
+}
 
 
 @dataclass(slots=True)
@@ -46,15 +61,20 @@ class Scenario:
     budget: Budget
     shape: ModelShape
     machine: Machine
-    calibration_requests: tuple[int, int]
-    calibration_overlaps: bool
+    calibration: Calibration
+
+    @property
+    def calibration_overlaps(self) -> bool:
+        """Tell whether the run replays requests that calibration has seen."""
+        return self.calibration.overlaps(self.workload)
 
 
 def build(config: Mapping[str, Any]) -> Scenario:
     """Build a run from a resolved configuration (plain dicts and lists)."""
+    check_settings(config)
     trace = load_trace(config["trace"]["path"])
-    calibration, workload_span = _split_requests(config, trace)
-    workload = Workload(trace, _whole(config, "workload.batch_size"), workload_span)
+    calibration = _calibration(config, trace)
+    workload = _workload(config, trace, calibration)
     shape = ModelShape.from_mapping(config["model"], f"model/{config['model'].get('name')}")
     meta = trace.meta
     shape = shape.priced_as(meta.num_layers, meta.num_experts, meta.top_k)
@@ -65,10 +85,9 @@ def build(config: Mapping[str, Any]) -> Scenario:
     residency = Residency(keys, budget.layer_bytes, budget.pool_of_layer, budget.pool_bytes)
     policies = build_policies(config, workload, len(budget.pool_bytes), calibration)
     budget.check_event(policies, meta.top_k)
-    limit = _whole(config, "cache.prefetch_limit", least=0)
+    limit = config["cache"]["prefetch_limit"]
     offloader = Offloader(residency, policies, costs, budget.staging_slots, limit)
-    span, overlaps = calibration.span, calibration.overlaps(trace, workload)
-    return Scenario(workload, offloader, costs, budget, shape, machine, span, overlaps)
+    return Scenario(workload, offloader, costs, budget, shape, machine, calibration)
 
 
 # -- traces ----------------------------------------------------------------------------------------
@@ -76,14 +95,21 @@ def build(config: Mapping[str, Any]) -> Scenario:
 
 def load_trace(path: str) -> Trace:
     """Read a trace; ``pkg://package/file`` names one that is bundled."""
-    return _read_trace(str(resolve_path(path)))
+    real_path = os.path.realpath(resolve_path(path))
+    try:
+        return _read_trace(real_path)
+    except TraceError as error:  # speak of the file as the user does
+        raise TraceError(str(error).replace(real_path, path)) from error
 
 
 def resolve_path(path: str) -> Path:
     """Return the file behind a trace path of the configuration."""
     if path.startswith("pkg://"):
         package, _, name = path.removeprefix("pkg://").partition("/")
-        return Path(str(resources.files(package))) / name
+        try:
+            return Path(str(resources.files(package))) / name
+        except (ImportError, ValueError, TypeError) as error:
+            raise ConfigError(f"trace.path = {path}: no such package: {package!r}") from error
     return Path(path).expanduser()
 
 
@@ -98,7 +124,6 @@ class Calibration:
     """The requests from which policies may learn before a run."""
 
     trace: Trace
-    path: str
     span: tuple[int, int]
 
     def popularity(self) -> NDArray[np.float64]:
@@ -112,31 +137,40 @@ class Calibration:
         counts = np.bincount(keys, minlength=meta.num_layers * meta.num_experts)
         return counts.reshape(meta.num_layers, meta.num_experts).astype(np.float64)
 
-    def overlaps(self, trace: Trace, workload: Workload) -> bool:
-        """Tell whether the run replays requests that calibration has seen."""
-        if trace is not self.trace:
+    def overlaps(self, workload: Workload) -> bool:
+        """Tell whether a workload replays requests that these are."""
+        if workload.trace is not self.trace:
             return False
         seen = select_requests(self.trace, self.span, "calibration.requests")
         known = {request.request_id for request in seen}
         return any(request.request_id in known for request in workload.requests)
 
 
-def _split_requests(
-    config: Mapping[str, Any], trace: Trace
-) -> tuple[Calibration, tuple[int, int | None] | None]:
-    """Return the calibration part and the span the run replays: by default all that is left."""
-    other = config["calibration"]["trace"]
-    path = other or config["trace"]["path"]
-    source = load_trace(path) if other else trace
-    span = _span(config, "calibration.requests")
-    if span is None:
-        span = (0, max(1, source.num_requests // 4))
-    calibration = Calibration(source, path, (span[0], span[1] or source.num_requests))
-    _same_shape(source, trace, path)
-    wanted = _span(config, "workload.requests")
-    if wanted is None and not other and calibration.span[1] < trace.num_requests:
-        wanted = (calibration.span[1], None)
-    return calibration, wanted
+def _calibration(config: Mapping[str, Any], trace: Trace) -> Calibration:
+    """Return the part of the trace, or of another one, that policies may learn from."""
+    path = config["calibration"]["trace"]
+    source = trace
+    if path is not None:
+        try:
+            source = load_trace(path)
+        except TraceError as error:
+            raise ConfigError(f"calibration.trace: {error}") from error
+        _same_shape(source, trace, path)
+    span = config["calibration"]["requests"]
+    first, last = span if span is not None else (0, max(1, source.num_requests // 4))
+    select_requests(source, (first, last), "calibration.requests")  # raises for a bad range
+    return Calibration(source, (first, source.num_requests if last is None else last))
+
+
+def _workload(config: Mapping[str, Any], trace: Trace, calibration: Calibration) -> Workload:
+    """Return the requests to run: those asked for, by default all that calibration leaves."""
+    batch_size, span = config["workload"]["batch_size"], config["workload"]["requests"]
+    workload = Workload(trace, batch_size, tuple(span) if span else None)
+    if span is None and calibration.trace is trace:
+        low, high = calibration.span
+        rest = [*workload.requests[:low], *workload.requests[high:]]
+        workload.requests = rest or workload.requests
+    return workload
 
 
 def _same_shape(source: Trace, trace: Trace, path: str) -> None:
@@ -158,16 +192,11 @@ def build_policies(
 ) -> PolicySet:
     """Build one cache policy a pool and the other roles from the ``policy`` group."""
     group = config["policy"]
-    for key in group:
-        if key not in _POLICY_KEYS:
-            raise ConfigError(
-                f"policy/{group.get('name')}: {key}: unknown key{did_you_mean(key, _POLICY_KEYS)}"
-            )
-    if not isinstance(group.get("cache"), Mapping):
-        raise ConfigError(f"policy/{group.get('name')}: cache: missing; must name a cache policy")
     supply = _Supply(workload, calibration)
     caches = [_make(group, "cache", supply) for _ in range(num_pools)]
-    others = {role: _make(group, role, supply) for role in _ROLES[1:] if group.get(role)}
+    others = {
+        role: _make(group, role, supply) for role in ROLES if role != "cache" and role in group
+    }
     return PolicySet(caches, **others)
 
 
@@ -214,9 +243,17 @@ def _make(group: Mapping[str, Any], role: str, supply: _Supply) -> Any:
         raise ConfigError(f"{where}: {target} takes next_use but is not marked oracle = True")
     params |= {name: supply.get(name) for name in known if name in supply}
     try:
-        return maker(**params)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{where}: {error}") from error
+        part = maker(**params)
+    except Exception as error:
+        raise ConfigError(f"{where}: {_said(error)}") from error
+    if not isinstance(part, ROLES[role]):
+        raise ConfigError(f"{where}._target_ = {target}: must be a {ROLES[role].__name__}")
+    return part
+
+
+def _said(error: Exception) -> str:
+    """Return what an error says; with its kind, unless it is one that a constructor raises on purpose."""
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
 
 def _check_type(where: str, value: Any, parameter: inspect.Parameter) -> None:
@@ -241,43 +278,12 @@ def _locate(target: str, where: str) -> Callable[..., Any]:
     module_name, _, name = target.rpartition(".")
     try:
         module = import_module(module_name)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"{where}._target_ = {target}: cannot be imported: {error}") from error
-    if not hasattr(module, name):
+    except Exception as error:  # a user's module may fail in any way
+        raise ConfigError(
+            f"{where}._target_ = {target}: cannot be imported: {_said(error)}"
+        ) from error
+    if not callable(getattr(module, name, None)):
         raise ConfigError(
             f"{where}._target_ = {target}: no such class{did_you_mean(name, dir(module))}"
         )
     return cast("Callable[..., Any]", getattr(module, name))
-
-
-# -- fields ----------------------------------------------------------------------------------------
-
-
-def _lookup(config: Mapping[str, Any], field: str) -> Any:
-    value: Any = config
-    for part in field.split("."):
-        value = value[part]
-    return value
-
-
-def _whole(config: Mapping[str, Any], field: str, least: int = 1) -> int:
-    value = _lookup(config, field)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{field} = {value}: must be a whole number >= {least}")
-    return value
-
-
-def _span(config: Mapping[str, Any], field: str) -> tuple[int, int | None] | None:
-    value = _lookup(config, field)
-    if value is None:
-        return None
-    good = isinstance(value, list) and len(value) == 2 and isinstance(value[0], int)
-    if not good or not isinstance(value[1], int | None):
-        raise ConfigError(f"{field} = {value}: must be [first, last + 1], last + 1 may be null")
-    return value[0], value[1]
-
-
-def did_you_mean(name: str, known: Any) -> str:
-    """Return a hint with the nearest known name, or the empty string."""
-    near = get_close_matches(name, [str(k) for k in known], n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""

@@ -44,7 +44,7 @@ class Kind(IntEnum):
 
 
 class EventLog:
-    """Rows of the event table, in the order they were planned; see EVENT_COLUMNS."""
+    """Rows of the event table, copies as they arrive and kernels as they are planned; see EVENT_COLUMNS."""
 
     def __init__(self, num_experts: int) -> None:
         self.rows: list[tuple[int, ...]] = []
@@ -85,7 +85,7 @@ class EventLog:
     def copy(
         self, info: StepInfo, key: int, kind: Kind, start_ns: int, end_ns: int, num_bytes: int
     ) -> None:
-        """Record one copy to the GPU; ``info`` is the step under way when it began."""
+        """Record one copy to the GPU; ``info`` is the step under way when it arrived."""
         layer, expert = divmod(key, self._num_experts)
         row = (start_ns, end_ns, Lane.H2D, kind, info.step, layer, expert, 0, num_bytes)
         self.rows.append(row)

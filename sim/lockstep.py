@@ -26,6 +26,7 @@ def run_lockstep(
                 offloader.on_loaded_at_once(plan.loads)
             if plan.prefetches:
                 offloader.on_loaded_at_once(plan.prefetches)
+                counter.add_prefetches(plan.prefetches)
             admissions = offloader.end_layer(plan)
             if admissions:
                 counter.add_admissions(admissions)

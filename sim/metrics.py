@@ -17,6 +17,7 @@ belady_gap           the optimum's hit rate (sim/bound.py: same pools and sizes)
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -88,9 +89,11 @@ class StepCounter:
             self.demand_bytes += len(plan.bypasses) * size
         if plan.on_cpu:
             self.on_cpu += len(plan.on_cpu)
-        if plan.prefetches:
-            self.prefetches += len(plan.prefetches)
-            self.prefetch_bytes += sum(map(self._expert_bytes, plan.prefetches))
+
+    def add_prefetches(self, keys: Sequence[int]) -> None:
+        """Count prefetches that have arrived, in the step in which they did."""
+        self.prefetches += len(keys)
+        self.prefetch_bytes += sum(map(self._expert_bytes, keys))
 
     def add_admissions(self, admissions: Sequence[Admission]) -> None:
         """Count staged experts that stay."""
@@ -143,12 +146,14 @@ class StepCounter:
 class RequestClock:
     """Keeps the times of requests and makes the rows of the request table.
 
-    In a closed loop a request arrives when its place becomes free, so arrival and start are one.
+    In a closed loop a request arrives when a place becomes free, which is at 0 for the first
+    ``num_places`` and then whenever a request ends; it may have to wait for others' prefill.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_places: int) -> None:
         self.rows: list[tuple[int, ...]] = []
-        self._begun: dict[int, tuple[int, int, int]] = {}  # start, first token, prompt tokens
+        self._free_since_ns = deque([0] * num_places)
+        self._begun: dict[int, tuple[int, int, int, int]] = {}  # arrival, start, first, prompt
         self._output_tokens: dict[int, int] = {}
 
     def end_step(self, info: StepInfo, finished: Sequence[int], start_ns: int, end_ns: int) -> None:
@@ -158,17 +163,19 @@ class RequestClock:
             if request in self._begun:
                 self._output_tokens[request] += 1
             else:  # its prefill, or the first token of a request whose trace has no prompt
-                self._begun[request] = (start_ns, end_ns, prompt_tokens)
+                arrival_ns = self._free_since_ns.popleft()
+                self._begun[request] = (arrival_ns, start_ns, end_ns, prompt_tokens)
                 self._output_tokens[request] = 1
         for request in finished:
             self._finish(request, end_ns)
 
     def _finish(self, request: int, end_ns: int) -> None:
-        start_ns, first_ns, prompt = self._begun.pop(request)
+        arrival_ns, start_ns, first_ns, prompt = self._begun.pop(request)
         tokens = self._output_tokens.pop(request)
         tpot_ns = (end_ns - first_ns) // (tokens - 1) if tokens > 1 else 0
-        row = (request, start_ns, start_ns, first_ns, end_ns, prompt, tokens)
-        self.rows.append((*row, first_ns - start_ns, tpot_ns))
+        row = (request, arrival_ns, start_ns, first_ns, end_ns, prompt, tokens)
+        self.rows.append((*row, first_ns - arrival_ns, tpot_ns))
+        self._free_since_ns.append(end_ns)
 
 
 def summarise(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 from difflib import get_close_matches
+from typing import Any
 
 from hwmodels.errors import HardwareError
 from sim.types import ConfigError
 from traces.schema import TraceError
+
+_GROUPS = ("trace", "model", "machine", "policy")
 
 
 def explain(error: Exception) -> str | None:
@@ -19,6 +23,18 @@ def explain(error: Exception) -> str | None:
         return hydra_line
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
+    return _explain_file(error)
+
+
+def _explain_file(error: Exception) -> str | None:
+    """Explain what is wrong with a YAML file that cannot be read."""
+    import yaml
+
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return _one_line(f"{mark.name}: line {mark.line + 1}: {error.problem}")
+    if isinstance(error, yaml.YAMLError | UnicodeError):
+        return _one_line(f"a configuration file cannot be read: {error}")
     return None
 
 
@@ -57,20 +73,18 @@ def _with_near_key(text: str) -> str:
 
 
 def _known_keys() -> list[str]:
-    """Return the dotted keys of the default configuration."""
-    from hydra import compose
+    """Return the groups, and the dotted keys of the configuration with the groups that were chosen."""
+    from hydra import compose, initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
     from sim.results import flatten
 
-    state = GlobalHydra.instance()
-    if not state.is_initialized():
-        from hydra import initialize_config_module
-
-        with initialize_config_module("conf", version_base="1.3"):
-            return list(flatten(OmegaConf.to_container(compose("config"))))  # type: ignore[arg-type]
-    return list(flatten(OmegaConf.to_container(compose("config"))))  # type: ignore[arg-type]
+    choices = [word for word in sys.argv[1:] if re.fullmatch(rf"(?:{'|'.join(_GROUPS)})=\w+", word)]
+    GlobalHydra.instance().clear()
+    with initialize_config_module("conf", version_base="1.3"):
+        config: Any = OmegaConf.to_container(compose("config", overrides=choices))
+    return [*_GROUPS, *flatten(config)]
 
 
 def _one_line(text: str) -> str:

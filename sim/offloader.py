@@ -74,8 +74,9 @@ class Offloader:
 
     @property
     def wasted_prefetch_bytes(self) -> int:
-        """Bytes of prefetches that were dropped before any use."""
-        return self._room.wasted_prefetch_bytes
+        """Bytes of prefetches that were dropped before any use, or have come and not been used yet."""
+        idle = filter(self.residency.is_resident, self._room.unused_prefetches)
+        return self._room.wasted_prefetch_bytes + sum(map(self.residency.expert_bytes, idle))
 
     # -- the driver's calls --------------------------------------------------------------------
 

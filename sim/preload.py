@@ -21,9 +21,10 @@ def preload(residency: Residency, caches: Sequence[CachePolicy], view: View) -> 
         largest = max(residency.layer_bytes[layer] for layer in layers)
         view.layer = layers[0]
         cache.start(keys, residency.capacity_bytes[pool] // largest, view)
+        own = frozenset(keys)
         for key in dict.fromkeys(cache.preload(view)):
             residency.keys.check(key, "preload")
-            if residency.shortage_bytes(key) <= 0:
+            if key in own and residency.shortage_bytes(key) <= 0:
                 residency.reserve(key)
                 residency.complete_at_once((key,))
                 cache.on_insert(key, view)

@@ -22,7 +22,11 @@ class SweepProgress(Callback):
     def on_multirun_start(self, config: Any, **kwargs: Any) -> None:
         """Open the bar with the number of points of the sweep."""
         self._bar = _bar()
-        self._task = self._bar.add_task("runs", total=count_points(config), note="")
+        try:
+            total = count_points(config)
+        except Exception:  # a mistake in the overrides, which Hydra itself is about to report
+            total = None
+        self._task = self._bar.add_task("runs", total=total, note="")
         self._bar.start()
 
     def on_job_end(self, config: Any, job_return: Any, **kwargs: Any) -> None:

@@ -119,7 +119,7 @@ class Residency:
     def replace(self, victim: int, key: int) -> None:
         """Drop ``victim`` and queue ``key``, of the same pool and size, in its place."""
         state = self.state
-        if state[victim] != RESIDENT or victim in self._in_use or self._kept[victim]:
+        if victim < 0 or not self.evictable(victim):
             raise ResidencyError(f"{self.keys.unpack(victim)} {_NOT_EVICTABLE}")
         pool, size = self._pool, self._size
         if state[key] != ABSENT or pool[victim] != pool[key] or size[victim] != size[key]:
@@ -152,7 +152,7 @@ class Residency:
 
     def evict(self, key: int) -> int:
         """Drop a resident key; return the bytes that frees."""
-        if self.state[key] != RESIDENT or key in self._in_use or self._kept[key]:
+        if key < 0 or not self.evictable(key):  # below 0 Python would count from the end
             raise ResidencyError(f"{self.keys.unpack(key)} {_NOT_EVICTABLE}")
         self.state[key] = ABSENT
         size = self._size[key]

@@ -24,7 +24,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from sim.mistakes import explain
 
-_LEFT_BY_HYDRA = {".hydra"}
+_LEFT_BY_HYDRA = ".hydra"
+_FLAGS_WITH_VALUE = (
+    *("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn"),
+    *("--package", "-p", "--cfg", "-c", "--experimental-rerun"),
+)
 _started_s = int(time.time())  # whole seconds, as some file systems keep them
 _wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
 
@@ -61,7 +65,7 @@ def run(config: DictConfig) -> float | None:
 def main(arguments: list[str]) -> int:
     """Run ``greenroom sim`` with these arguments; return the exit code."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra hands its errors to us
-    sys.argv = ["greenroom sim", *arguments]
+    sys.argv = ["greenroom sim", *_flags_first(arguments)]
     code = 0
     try:
         run()
@@ -76,6 +80,21 @@ def main(arguments: list[str]) -> int:
     if _Outcome.sweep_folder is not None:
         code = max(code, _finish_sweep(_Outcome.sweep_folder))
     return max(code, 2 if _Outcome.failed else 0)
+
+
+def _flags_first(arguments: list[str]) -> list[str]:
+    """Move flags ahead of overrides, for Hydra reads overrides from one place only."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    rest = iter(arguments)
+    for word in rest:
+        if not word.startswith("-"):
+            overrides.append(word)
+            continue
+        flags.append(word)
+        if word in _FLAGS_WITH_VALUE:
+            flags += [value for value in [next(rest, None)] if value is not None]
+    return [*flags, *overrides]
 
 
 def _told(error: Exception) -> str:
@@ -113,13 +132,25 @@ def _fail(message: str, folder: Path, point: list[str] | None) -> None:
     _Outcome.failed = True
     if point is None:
         _complain(message)
-        if folder.is_dir() and {entry.name for entry in folder.iterdir()} <= _LEFT_BY_HYDRA:
-            shutil.rmtree(folder)
+        _clean_up(folder)
         return
-    from sim.results import ERROR, write_text
+    from sim.results import ERROR, SUMMARY, write_text
 
+    (folder / SUMMARY).unlink(missing_ok=True)  # of an earlier sweep into the same folder
     _complain(f"{' '.join(point)}: {message}")
     write_text(folder / ERROR, json.dumps({"overrides": point, "error": message}, indent=1) + "\n")
+
+
+def _clean_up(folder: Path) -> None:
+    """Take away what Hydra wrote for a run that came to nothing, and the folders this leaves empty."""
+    if not folder.is_dir() or {entry.name for entry in folder.iterdir()} != {_LEFT_BY_HYDRA}:
+        return
+    shutil.rmtree(folder / _LEFT_BY_HYDRA)
+    here = Path.cwd()
+    for path in (folder, *folder.parents):
+        if path == here or any(path.iterdir()):
+            return
+        path.rmdir()
 
 
 def _complain(message: str) -> None:

@@ -74,7 +74,7 @@ def _provenance(config: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]
         "trace_source": meta.provenance.source,
         "trace_model": meta.model,
         "priced_as": shape.priced_note(),
-        "calibration_requests": list(scenario.calibration_requests),
+        "calibration_requests": list(scenario.calibration.span),
         "calibration_overlaps_workload": scenario.calibration_overlaps,
         "seed": config["seed"],
         "config_sha256": config_hash(config),

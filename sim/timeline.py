@@ -28,10 +28,11 @@ from sim.events import EventLog, Kind, Lane
 from sim.link import Event, Link
 from sim.metrics import RequestClock, StepCounter
 from sim.offloader import Offloader
-from sim.types import CostModel, LayerPlan, StepInfo
+from sim.types import ConfigError, CostModel, LayerPlan, StepInfo
 from sim.workload import Workload, WorkStep
 
 LOAD_ENDED, COMPUTE_ENDED, PLAN = range(3)
+_LONGEST_NS = 1 << 62  # what a 64-bit column of the tables holds, with room to add
 
 
 class TrueCosts(CostModel, Protocol):
@@ -98,7 +99,7 @@ class Timeline:
         self._layer_bytes = residency.layer_bytes
         self._log = EventLog(self._num_experts) if record_events else None
         self._counter = StepCounter(residency)
-        self._requests = RequestClock()
+        self._requests = RequestClock(workload.batch_size)
         self._copy_ns = [costs.load_ns(layer) for layer in layers]
         self._unit_ns = [
             [costs.expert_gpu_ns(i, 1, packed) for i in layers] for packed in (False, True)
@@ -114,6 +115,7 @@ class Timeline:
         self._num_awaited = 0
         self._bypass_ends_ns: list[int] = []
         self._num_bypasses = 0
+        self._copy_began_ns = 0
         self._wake = (Event(), PLAN, 0)
 
     def run(self) -> RunTables:
@@ -150,6 +152,11 @@ class Timeline:
 
     def _end_step(self, step: WorkStep, start_ns: int, last_ns: int) -> None:
         now_ns = int(self._env.now)
+        if now_ns > _LONGEST_NS:
+            raise ConfigError(
+                f"machine: step {step.info.step} ends after {now_ns} ns: must be <= {_LONGEST_NS} "
+                "(146 years); a rate is too low or a fixed cost too high"
+            )
         if self._log is not None:
             self._log.step(step.info, now_ns - last_ns, now_ns)
         self._counter.end_step(step.info, self._offloader.view.stage, start_ns, now_ns)
@@ -268,19 +275,21 @@ class Timeline:
             self._num_bypasses += 1
             if freed_by >= self._plan.num_held:
                 wait_ns = max(0, self._bypass_ends_ns[freed_by] - int(self._env.now))
-        if self._log is not None:
-            layer, begin_ns = key // self._num_experts, int(self._env.now) + wait_ns
-            end_ns = begin_ns + self._copy_ns[layer]
-            self._log.copy(self._step, key, kind, begin_ns, end_ns, self._layer_bytes[layer])
+        self._copy_began_ns = int(self._env.now) + wait_ns
         return wait_ns
 
     def _copied(self, key: int, kind: Kind) -> None:
         """Learn that a copy has arrived; compute it if the layer waits for it."""
         plan = self._plan
+        if self._log is not None:
+            began_ns, size = self._copy_began_ns, self._layer_bytes[key // self._num_experts]
+            self._log.copy(self._step, key, kind, began_ns, int(self._env.now), size)
         if kind is not Kind.BYPASS:
             self._offloader.on_loaded(key)
-            if kind is Kind.PREFETCH and (plan is None or key not in plan.late):
-                return
+            if kind is Kind.PREFETCH:
+                self._counter.add_prefetches((key,))
+                if plan is None or key not in plan.late:
+                    return
         assert plan is not None
         now_ns = int(self._env.now)
         cost_ns = self._expert_ns(plan, key)

@@ -133,7 +133,43 @@ def test_a_failing_point_is_told_and_the_others_are_kept(
     assert "1 of 2 points failed" in done.stderr
 
 
+def test_flags_and_overrides_come_in_any_order(tmp_path: Path, small_trace_file: Path) -> None:
+    trace = f"trace.path={small_trace_file}"
+    done = greenroom("sim", trace, "-m", "cache.ratio=0.25,0.5", "hydra.sweep.dir=s", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shown = greenroom("sim", "policy=lfu", "--cfg", "job", "-p", "policy.cache", cwd=tmp_path)
+    assert "decay: 0.98" in shown.stdout
+
+
+def test_a_defect_of_a_users_policy_shows_where_it_is(
+    tmp_path: Path, small_trace_file: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from sim.policies.classic import LRU\n"
+        "class Broken(LRU):\n    def on_insert(self, key, view):\n        self.nope[key] = 1\n"
+    )
+    done = greenroom(
+        "sim",
+        "-m",
+        f"trace.path={small_trace_file}",
+        "policy.cache._target_=mine.Broken,sim.policies.classic.LRU",
+        "hydra.sweep.dir=s",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2
+    assert "mine.py" in done.stderr
+    assert "'Broken' object has no attribute 'nope'" in done.stderr
+    assert "hydra" not in done.stderr.replace("hydra.", "")
+    assert len(pq.read_table(tmp_path / "s" / "results.parquet")) == 1, "the other point is kept"
+
+
 MISTAKES = [
+    (["policy=lfu", "policy.cache.deca=1"], "did you mean 'policy.cache.decay'?"),
+    (["polcy=lru"], "polcy: unknown key; did you mean 'policy'?"),
+    (["--config-dir", "bad", "policy=broken"], "broken.yaml: line 2"),
+    (["~output"], "output: missing, must be given"),
+    (["seed=foo"], "seed = foo: must be a whole number >= 0"),
+    (["machine.link.h2d_bytes_per_s=1"], "146 years"),
     (["policy=lrv"], "policy = lrv: no such option; did you mean 'lru'?"),
     (["cache.ratoi=0.5"], "cache.ratoi: unknown key; did you mean 'cache.ratio'?"),
     (["cache.ratio="], "cache.ratio"),
@@ -159,14 +195,16 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     whole = small_trace_file.read_bytes()
     (tmp_path / "cut.parquet").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "empty.parquet").write_bytes(b"")
-    before = files_below(tmp_path)
+    (tmp_path / "bad" / "policy").mkdir(parents=True)
+    (tmp_path / "bad" / "policy" / "broken.yaml").write_text("name: broken\n  scope: [\n")
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
     done = greenroom("sim", f"trace.path={small_trace_file}", *arguments, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert done.stderr.startswith("greenroom sim: error: ")
     assert done.stderr.count("\n") == 1, done.stderr
     assert done.stdout == ""
-    assert files_below(tmp_path) == before
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
 
 def test_an_unknown_command_names_the_nearest(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_every_experiment_composes(experiment: str) -> None:
         ),
         ("cache.ratio=1.5", "cache.ratio = 1.5: must be a number in [0, 1]"),
         ("cache.ratio=half", "cache.ratio = half: must be a number in [0, 1]"),
-        ("cache.bytes=-1", "cache.bytes = -1: must be a whole number of bytes >= 0"),
+        ("cache.bytes=-1", "cache.bytes = -1: must be a whole number >= 0, or null"),
         ("cache.staging_slots=0", "cache.staging_slots = 0: must be a whole number >= 1, or null"),
         ("cache.prefetch_limit=-1", "cache.prefetch_limit = -1: must be a whole number >= 0"),
         ("workload.batch_size=0", "workload.batch_size = 0: must be a whole number >= 1"),
@@ -57,7 +57,7 @@ def test_every_experiment_composes(experiment: str) -> None:
         ("workload.requests=3", "workload.requests = 3: must be [first, last + 1]"),
         ("calibration.requests=[0,7]", "calibration.requests = [0, 7]: must be a range within"),
         ("policy.scope=tier", "policy.scope = tier: must be 'layer' or 'global'"),
-        ("+policy.cahce={}", "policy/lru: cahce: unknown key; did you mean 'cache'?"),
+        ("+policy.cahce={}", "policy.cahce: unknown key; did you mean 'cache'?"),
         (
             "policy.cache._target_=sim.policies.classic.LRV",
             "policy/lru: cache._target_ = sim.policies.classic.LRV: no such class; did you mean 'LRU'?",
@@ -67,6 +67,23 @@ def test_every_experiment_composes(experiment: str) -> None:
             "policy/lru: cache._target_ = sim.polices.LRU: cannot be imported",
         ),
         ("+policy.cache.size=3", "policy/lru: cache.size: sim.policies.classic.LRU has no such"),
+        ("trace.path=null", "trace.path = None: must be a text that is not empty"),
+        ("trace.path=pkg://nosuch/x", "trace.path = pkg://nosuch/x: no such package"),
+        ("calibration.trace=nowhere.parquet", "calibration.trace: nowhere.parquet"),
+        ("calibration.requests=[3,0]", "calibration.requests = [3, 0]: must be a range within"),
+        ("output.events=maybe", "output.events = maybe: must be true or false"),
+        ("seed=abc", "seed = abc: must be a whole number >= 0"),
+        ("policy.name=1", "policy.name = 1: must be a text"),
+        ("+policy.placement=5", "policy.placement = 5: must be a group of settings"),
+        ("~cache.ratio", "cache.ratio: missing, must be given"),
+        ("~policy", "policy: missing, must be given"),
+        ("+cache.foo=1", "cache.foo: unknown key"),
+        ("+foo=1", "foo: unknown key"),
+        ("workload=5", "workload = 5: must be a group of settings"),
+        (
+            "policy.cache._target_=sim.policies.placement.InSituCPU",
+            "policy/lru: cache._target_ = sim.policies.placement.InSituCPU: must be a CachePolicy",
+        ),
         ("machine.gpu.memory_bytes=1e9", "machine.gpu.memory_bytes = 1000000000"),
         ("machine.cpu.memory_bytes=5e8", "machine.cpu.memory_bytes = 500000000"),
     ],
@@ -98,15 +115,55 @@ def test_a_bad_machine_figure_is_refused(
     assert all(part in str(caught.value) for part in parts), str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("policy.cache.memory=abc", "policy/saem: cache.memory = abc: must be a float"),
+        ("policy.cache.hysteresis=nan", "policy/saem: cache: hysteresis = nan: must be >= 1"),
+        ("policy.stages.cues=wait", "policy/saem: stages: cues = wait: must be a list of words"),
+        ("policy.stages.cues=['(']", "not a regular expression"),
+        ("policy.stages.min_steps=1.5", "policy/saem: stages.min_steps = 1.5: must be an int"),
+    ],
+)
+def test_a_bad_parameter_of_a_part_is_named(
+    override: str, message: str, small_trace_file: Path
+) -> None:
+    config = composed("policy=saem", f"trace.path={small_trace_file}", override)
+    with pytest.raises(ConfigError) as caught:
+        build(config)
+    assert message in str(caught.value)
+
+
+def test_what_calibration_leaves_is_run(small_trace_file: Path) -> None:
+    for span, rest in (
+        ("[4,6]", [0, 1, 2, 3]),
+        ("[2,4]", [0, 1, 4, 5]),
+        ("[0,null]", [0, 1, 2, 3, 4, 5]),
+    ):
+        scenario = build(composed(f"trace.path={small_trace_file}", f"calibration.requests={span}"))
+        assert [request.request_id for request in scenario.workload.requests] == rest
+        assert scenario.calibration_overlaps == (len(rest) == 6)
+
+
+def test_an_overlap_by_another_spelling_of_the_path_is_flagged(small_trace_file: Path) -> None:
+    other = small_trace_file.parent / ".." / small_trace_file.parent.name / small_trace_file.name
+    overrides = (
+        f"calibration.trace={other}",
+        "calibration.requests=[0,1]",
+        "workload.requests=[0,1]",
+    )
+    assert build(composed(f"trace.path={small_trace_file}", *overrides)).calibration_overlaps
+
+
 def test_a_bad_policy_parameter_names_policy_and_rule(small_trace_file: Path) -> None:
     config = composed(f"trace.path={small_trace_file}", "policy=lfu", "policy.cache.decay=2")
-    with pytest.raises(ConfigError, match=r"policy/lfu: cache: decay = 2: must be in \(0, 1\]"):
+    with pytest.raises(ConfigError, match=r"policy/lfu: cache: decay = 2: must be in .0.01, 1."):
         build(config)
 
 
 def test_calibration_and_workload_share_no_request_by_default(small_trace_file: Path) -> None:
     scenario = build(composed("policy=static", f"trace.path={small_trace_file}"))
-    assert scenario.calibration_requests == (0, 1)
+    assert scenario.calibration.span == (0, 1)
     assert [r.request_id for r in scenario.workload.requests] == [1, 2, 3, 4, 5]
     assert not scenario.calibration_overlaps
 

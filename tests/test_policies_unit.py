@@ -58,7 +58,7 @@ def test_on_demand_admits_nothing_and_needs_no_cache() -> None:
     policy = OnDemand()
     assert not policy.admits(3, make_view())
     assert policy.choose_victim(anything, make_view()) is None
-    assert not policy.uses_cache
+    assert not policy.needs_event_room
 
 
 def test_lru_drops_the_longest_unused() -> None:
@@ -134,7 +134,7 @@ def test_lfu_survives_more_decay_than_a_float_can_hold() -> None:
 
 @pytest.mark.parametrize("decay", [0.0, 1.5, -1.0])
 def test_lfu_refuses_a_decay_outside_its_range(decay: float) -> None:
-    with pytest.raises(ValueError, match=rf"decay = {decay}: must be in \(0, 1\]"):
+    with pytest.raises(ValueError, match=rf"decay = {decay}: must be in \[0.01, 1\]"):
         LFU(decay)
 
 

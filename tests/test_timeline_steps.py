@@ -85,7 +85,7 @@ def test_request_rows_give_ttft_and_tpot() -> None:
     assert [step["end_ns"] for step in done.steps()] == [33, 66, 99, 132, 165, 198]
     assert done.tables.requests == [
         # request, arrival, start, first token, end, prompt, output, ttft, tpot
-        (1, 33, 33, 66, 99, 2, 2, 33, 33),
+        (1, 0, 33, 66, 99, 2, 2, 66, 33),  # a place was free from the start
         (2, 99, 99, 132, 132, 1, 1, 33, 0),
         (0, 0, 0, 33, 198, 1, 4, 33, 55),
     ]

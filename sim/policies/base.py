@@ -42,8 +42,8 @@ class CachePolicy(Policy):
     """When misses enter the cache. False: before their load, room being made among experts the event
     does not use. True: they run in staging slots, and when the event is over
     ``choose_victim`` picks among residents and newcomers alike (a newcomer that is picked is bypassed)."""
-    uses_cache: bool = True
-    """False for a policy that never keeps an expert, so that the capacity does not matter."""
+    needs_event_room: bool = True
+    """False for a policy that admits no misses, so that its pool may be smaller than one event."""
 
     def start(self, keys: Sequence[int], num_slots: int, view: View) -> None:
         """Learn the pool: its keys, and how many experts surely fit. Called once, before all else."""

@@ -11,11 +11,14 @@ from numpy.typing import NDArray
 from sim.policies.base import CachePolicy, Evictable
 from sim.types import LayerRouting, View
 
+_LEAST_DECAY = 0.01
+"""Below it only the last step counts, and weights leave the range of floats."""
+
 
 class OnDemand(CachePolicy):
     """Keep nothing: every expert is loaded into a staging slot each time it is used."""
 
-    uses_cache = False
+    needs_event_room = False
 
     def admits(self, key: int, view: View) -> bool:
         """Refuse all."""
@@ -71,14 +74,14 @@ class LFU(CachePolicy):
     Parameters
     ----------
     decay
-        Factor in (0, 1] applied to all counts at each step; 1 counts for ever.
+        Factor in [0.01, 1] applied to all counts at each step; 1 counts for ever.
     bypass
         Whether a newcomer may be kept out.
     """
 
     def __init__(self, decay: float = 1.0, bypass: bool = True) -> None:
-        if not 0.0 < decay <= 1.0:
-            raise ValueError(f"decay = {decay}: must be in (0, 1]")
+        if not _LEAST_DECAY <= decay <= 1.0:
+            raise ValueError(f"decay = {decay}: must be in [{_LEAST_DECAY}, 1]")
         self.decay = decay
         self.admits_after = bypass
         self._count: dict[int, float] = {}
@@ -131,6 +134,8 @@ class Static(CachePolicy):
     popularity
         Uses of each expert in the calibration trace, float[num_layers, num_experts].
     """
+
+    needs_event_room = False
 
     def __init__(self, popularity: NDArray[np.floating]) -> None:
         self._popularity = np.asarray(popularity, dtype=np.float64).ravel()

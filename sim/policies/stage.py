@@ -42,8 +42,8 @@ class CueStageDetector(StageDetector):
             raise ValueError(
                 f"min_steps = {min_steps}: must be >= 1 and <= max_steps = {max_steps}"
             )
-        if not cues:
-            raise ValueError("cues = []: must name at least one cue")
+        if isinstance(cues, str) or not cues or not all(isinstance(cue, str) for cue in cues):
+            raise ValueError(f"cues = {cues}: must be a list of words, at least one")
         start = r"(?:^|\n\s*|[.!?]\s+)"
         try:
             self._pattern = re.compile(rf"{start}(?:{'|'.join(cues)})(?=\W)", re.IGNORECASE)
@@ -98,6 +98,8 @@ class StageCache(CachePolicy):
         Factor >= 1 by which a newcomer must beat a resident; 1.05 is the swap rule of DAOP's code.
     """
 
+    needs_event_room = False
+
     def __init__(
         self,
         popularity: NDArray[np.floating],
@@ -106,7 +108,7 @@ class StageCache(CachePolicy):
     ) -> None:
         if not 0.0 <= memory < 1.0:
             raise ValueError(f"memory = {memory}: must be in [0, 1)")
-        if hysteresis < 1.0:
+        if not hysteresis >= 1.0:
             raise ValueError(f"hysteresis = {hysteresis}: must be >= 1")
         self.memory = memory
         self.hysteresis = hysteresis

@@ -1,0 +1,104 @@
+"""The settings of a run by group: which there are, and what each must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from sim.types import ConfigError
+
+Rule = tuple[Callable[[Any], bool], str]
+
+
+def is_whole(value: Any) -> bool:
+    """Tell whether a value is a whole number (a bool is none)."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_span(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    return is_whole(value[0]) and (value[1] is None or is_whole(value[1]))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _at_least(least: int) -> Rule:
+    return (lambda value: is_whole(value) and value >= least, f"must be a whole number >= {least}")
+
+
+def _or_null(rule: Rule) -> Rule:
+    is_good, words = rule
+    return (lambda value: value is None or is_good(value), f"{words}, or null")
+
+
+def _is_ratio(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+_TEXT: Rule = (_is_text, "must be a text that is not empty")
+_SWITCH: Rule = (lambda value: isinstance(value, bool), "must be true or false")
+_SPAN: Rule = (_is_span, "must be [first, last + 1], where last + 1 may be null")
+_ANY: Rule = (lambda value: True, "")
+_GROUP: Rule = (lambda value: isinstance(value, Mapping), "must be a group of settings")
+
+SETTINGS: dict[str, dict[str, Rule]] = {
+    "trace": {"name": _TEXT, "path": _TEXT},
+    "policy": {
+        "name": _TEXT,
+        "scope": (lambda value: value in ("layer", "global"), "must be 'layer' or 'global'"),
+        "cache": _GROUP,
+        "placement": _GROUP,
+        "prefetch": _GROUP,
+        "routing": _GROUP,
+        "repack": _GROUP,
+        "stages": _GROUP,
+    },
+    "cache": {
+        "ratio": (_is_ratio, "must be a number in [0, 1]"),
+        "bytes": _or_null(_at_least(0)),
+        "staging_slots": _or_null(_at_least(1)),
+        "prefetch_limit": _at_least(0),
+    },
+    "workload": {"batch_size": _at_least(1), "requests": _or_null(_SPAN)},
+    "calibration": {"trace": _or_null(_TEXT), "requests": _or_null(_SPAN)},
+    "output": {"events": _SWITCH, "belady": _SWITCH},
+}
+OPTIONAL = {f"policy.{role}" for role in ("placement", "prefetch", "routing", "repack", "stages")}
+SINGLE: dict[str, Rule] = {"seed": _at_least(0), "model": _GROUP, "machine": _GROUP}
+
+
+def check_settings(config: Mapping[str, Any]) -> None:
+    """Raise ConfigError for the first setting that is unknown, missing or of the wrong kind."""
+    _check_keys(config, {**SETTINGS, **SINGLE}, "")
+    for name, rule in SINGLE.items():
+        _check(name, config[name], rule)
+    for group, rules in SETTINGS.items():
+        _check(group, config[group], _GROUP)
+        _check_keys(config[group], rules, f"{group}.")
+        for key, value in config[group].items():
+            _check(f"{group}.{key}", value, rules[key])
+
+
+def _check_keys(found: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> None:
+    for key in found:
+        if key not in known:
+            raise ConfigError(f"{prefix}{key}: unknown key{did_you_mean(str(key), known)}")
+    for key in known:
+        if key not in found and f"{prefix}{key}" not in OPTIONAL:
+            raise ConfigError(f"{prefix}{key}: missing, must be given")
+
+
+def _check(field: str, value: Any, rule: Rule) -> None:
+    is_good, words = rule
+    if not is_good(value):
+        raise ConfigError(f"{field} = {value}: {words}")
+
+
+def did_you_mean(name: str, known: Any) -> str:
+    """Return a hint with the nearest known name, or the empty string."""
+    near = get_close_matches(name, [str(k) for k in known], n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
