@@ -5,13 +5,7 @@ from __future__ import annotations
 import math
 
 GB = 10**9
-GIB = 2**30
 NS_PER_S = 10**9
-
-
-def ns(seconds: float) -> int:
-    """Return seconds as whole nanoseconds, halves rounded up."""
-    return math.floor(seconds * NS_PER_S + 0.5)
 
 
 def transfer_ns(num_bytes: int, bytes_per_s: int) -> int:

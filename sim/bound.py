@@ -16,16 +16,17 @@ _known: dict[Hashable, float] = {}
 """Bounds of this process: in a sweep many policies share one."""
 
 
-def belady_hit_rate(scenario: Scenario, trace_name: str) -> float:
+def belady_hit_rate(scenario: Scenario, trace_sha256: str) -> float:
     """Return the hit rate of Belady with bypass on a scenario's requests, pools and sizes.
 
     It begins with the best contents and has a staging slot for every miss of an event, so that no
-    policy that loads on demand only has a higher rate, whatever it preloads.
+    policy that loads on demand only has a higher rate, whatever it preloads (with prefetch it may).
+    With experts of several sizes in one pool it is no bound but a good policy.
     """
     budget, workload = scenario.budget, scenario.workload
     requests = tuple(request.request_id for request in workload.requests)
     pools = (budget.layer_bytes, budget.pool_of_layer, budget.pool_bytes)
-    key = (trace_name, requests, workload.batch_size, pools)
+    key = (trace_sha256, requests, workload.batch_size, pools)
     if key not in _known:
         _known[key] = _replay(scenario)
     return _known[key]

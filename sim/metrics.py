@@ -6,9 +6,17 @@ and shares lie in [0, 1]; bytes are bytes; times are nanoseconds.
 hit_rate             hits / accesses, an access being one distinct expert of one event (step, layer)
 late_hit_rate        accesses that waited for a prefetch already under way / accesses
 miss_rate            (loads + bypasses + on_cpu) / accesses
+inserts              loads + prefetches + admissions: experts that entered the cache
+admissions           staged experts that were kept when their event was over
+evictions            experts dropped from the cache
+demand_bytes         bytes of loads and bypasses; prefetch_bytes those of prefetches that arrived
+h2d_bytes            demand_bytes + prefetch_bytes
+wasted_prefetch_bytes  prefetches dropped before any use, or arrived and unused at the end
+stages               stage boundaries found
 tokens_per_s         output tokens of all requests / time from start to the last token
 ttft_ns              first output token - arrival of the request
 tpot_ns              (last output token - first) / (output tokens - 1)
+gpu_share            time the GPU works, the engine's fixed cost of a step included / total time
 link_stall_share     time the GPU waits for experts on the link / total time
 cpu_stall_share      time the GPU waits for experts on the CPU / total time
 bottleneck           the largest of GPU busy, link stall and CPU stall: every moment of a run is one of them

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from difflib import get_close_matches
 from typing import Any
 
 from hwmodels.errors import HardwareError
+from sim.settings import did_you_mean
 from sim.types import ConfigError
 from traces.schema import TraceError
 
@@ -55,8 +55,7 @@ def _explain_hydra(error: Exception) -> str | None:
 
 def _explain_missing(name: str, options: list[str]) -> str:
     group, _, option = name.rpartition("/")
-    near = get_close_matches(option, options, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(option, options)
     known = f" (known: {', '.join(sorted(options))})" if options else ""
     return f"{group or 'config'} = {option}: no such option{hint}{known}"
 
@@ -67,8 +66,7 @@ def _with_near_key(text: str) -> str:
     if not found:
         return text
     full_key = found.group(2)
-    near = get_close_matches(full_key, _known_keys(), n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(full_key, _known_keys())
     return f"{full_key}: unknown key{hint} (to add a new one write +{full_key}=...)"
 
 

@@ -60,8 +60,9 @@ class Offloader:
         idle = StepInfo(step=-1, phase=Phase.PREFILL, num_tokens=0)
         self.view = View(residency.keys, costs, idle, residency)
         self._prefetching: set[int] = set()
+        self.view.packed = policies.repack is not None and policies.repack.packed
         self._room = Room(residency, self.view)
-        self._staged: Sequence[int] = ()
+        self._held: Sequence[int] = ()
         self._cache_of_layer = [policies.caches[pool] for pool in residency.pool_of_layer]
         self._starters = overriding(policies.parts(), "begin_step")
         others = [part for part in policies.parts() if not isinstance(part, CachePolicy)]
@@ -84,7 +85,7 @@ class Offloader:
         """Tell that a step begins; finds stage boundaries."""
         view = self.view
         view.step = step
-        if self.policies.stages is not None and self.policies.stages.observe(step):
+        if self.policies.stages is not None and self.policies.stages.is_boundary(step):
             view.stage += 1
         for part in self._starters:
             part.begin_step(view)
@@ -95,13 +96,15 @@ class Offloader:
         layer = routing.layer
         view.layer, view.now_ns = layer, now_ns
         view.event += 1
+        recorded = routing
         if policies.routing is not None:
             routing = policies.routing.rewrite(routing, view)
         for part in self._observers[layer]:
             part.observe(routing, view)
         cache = self._cache_of_layer[layer]
         plan, missing = self._classify(routing)
-        residency.protect(routing.experts)
+        plan.recorded = recorded
+        residency.pin(routing.experts)
         if plan.resident or plan.late:
             used = [*plan.resident, *plan.late] if plan.late else plan.resident
             cache.on_hit(used, view)
@@ -133,12 +136,12 @@ class Offloader:
 
     def end_layer(self, plan: LayerPlan) -> Sequence[Admission]:
         """End the event: unpin, and let staged experts stay where the policy admits after the event."""
-        self.residency.release()
-        if not self._staged:
+        self.residency.unpin()
+        if not self._held:
             return ()
         cache = self._cache_of_layer[plan.routing.layer]
-        exchanged = [self._room.exchange(key, cache) for key in self._staged]
-        self._staged = ()
+        exchanged = [self._room.exchange(key, cache) for key in self._held]
+        self._held = ()
         return [admission for admission in exchanged if admission is not None]
 
     # -- classification and service of misses --------------------------------------------------
@@ -165,7 +168,7 @@ class Offloader:
             bypasses += [key for key in missing if key not in admitted]
             missing = admitted
         if cache.admits_after:
-            self._stage(plan, cache, bypasses, missing)
+            self._hold(plan, cache, bypasses, missing)
             return
         loads: list[int] = []
         evicts: list[int] = []
@@ -196,7 +199,7 @@ class Offloader:
         bypasses.extend(key for key, service in chosen if service == Service.BYPASS)
         return [key for key, service in chosen if service == Service.LOAD]
 
-    def _stage(
+    def _hold(
         self, plan: LayerPlan, cache: CachePolicy, bypasses: list[int], missing: list[int]
     ) -> None:
         """Load into free room; serve the rest from staging slots, from which some may stay afterwards.
@@ -210,7 +213,7 @@ class Offloader:
         plan.num_held = len(candidates) if whole else min(len(candidates), max(0, slots - 2))
         plan.bypasses = [*candidates, *bypasses]
         plan.bypass_slots = max(1, slots - plan.num_held)
-        self._staged = candidates[: plan.num_held]
+        self._held = candidates[: plan.num_held]
 
     def _repack(self, plan: LayerPlan, repack: RepackPolicy) -> None:
         plan.packed = repack.packed

@@ -13,11 +13,12 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from sim.labels import Row, names, origin
+from sim.results import whole_file
 
 # Okabe-Ito, safe for colour-blind readers; a marker each, so that grey print tells them apart too.
 _LOOKS = {
     "on_demand": ("#999999", "x"),
-    "fifo": ("#CC79A7", "P"),
+    "fifo": ("#8C6D31", "P"),
     "lru": ("#0072B2", "o"),
     "lru_global": ("#56B4E9", "s"),
     "lfu": ("#009E73", "^"),
@@ -113,7 +114,8 @@ def _caption(figure: Figure, rows: Sequence[Row]) -> None:
 
 def _save(figure: Figure, stem: Path) -> Path:
     """Write PNG and PDF; return the PNG's path."""
-    figure.savefig(stem.with_suffix(".pdf"), metadata={"CreationDate": None})
-    figure.savefig(stem.with_suffix(".png"))
+    for suffix, metadata in ((".pdf", {"CreationDate": None}), (".png", {})):
+        with whole_file(stem.with_suffix(suffix)) as partial:
+            figure.savefig(partial, format=suffix[1:], metadata=metadata)
     plt.close(figure)
     return stem.with_suffix(".png")

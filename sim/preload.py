@@ -28,5 +28,5 @@ def preload(residency: Residency, caches: Sequence[CachePolicy], view: View) -> 
                 residency.reserve(key)
                 residency.complete_at_once((key,))
                 cache.on_insert(key, view)
-                if cache.keeps(key):
-                    residency.keep(key)
+                if cache.pins(key):
+                    residency.pin_for_good(key)

@@ -135,13 +135,10 @@ _LEGEND = (
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
-    notes = []
-    if any(row["oracle"] for row in rows):
-        notes.append("* knows the future.")
-    if any(row["provenance"]["calibration_overlaps_workload"] for row in rows):
-        notes.append("Note: calibration saw requests of the workload; its policies look too good.")
-    if any(row["lossy"] for row in rows):
-        notes.append("~ changes the model's answer.")
+    notes = ["* knows the future."] if any(row["oracle"] for row in rows) else []
+    for note in dict.fromkeys(note for row in rows for note in row["notes"]):
+        concerned = ", ".join(dict.fromkeys(row["policy"] for row in rows if note in row["notes"]))
+        notes.append(f"Note on {concerned}: {note}.")
     return notes
 
 

@@ -55,8 +55,8 @@ class Residency:
         self._size = [size for size in layer_bytes for _ in range(keys.num_experts)]
         self._pool = [pool for pool in pool_of_layer for _ in range(keys.num_experts)]
         self._free = list(capacity_bytes)
-        self._kept = bytearray(len(keys))
-        self._in_use: Container[int] = ()
+        self._pinned_for_good = bytearray(len(keys))
+        self._pinned: Container[int] = ()
 
     # -- questions ---------------------------------------------------------------------------
 
@@ -74,7 +74,11 @@ class Residency:
 
     def evictable(self, key: int) -> bool:
         """Tell whether ``key`` may be dropped now: resident, not in use and not kept."""
-        return self.state[key] == RESIDENT and key not in self._in_use and not self._kept[key]
+        return (
+            self.state[key] == RESIDENT
+            and key not in self._pinned
+            and not self._pinned_for_good[key]
+        )
 
     def expert_bytes(self, key: int) -> int:
         """Bytes of one expert."""
@@ -94,17 +98,17 @@ class Residency:
 
     # -- changes -----------------------------------------------------------------------------
 
-    def protect(self, keys: Sequence[int]) -> None:
+    def pin(self, keys: Sequence[int]) -> None:
         """Pin the experts of one event; they replace those of the event before."""
-        self._in_use = keys if len(keys) <= _SHORT else frozenset(keys)
+        self._pinned = keys if len(keys) <= _SHORT else frozenset(keys)
 
-    def release(self) -> None:
+    def unpin(self) -> None:
         """Unpin: the event is over."""
-        self._in_use = ()
+        self._pinned = ()
 
-    def keep(self, key: int) -> None:
+    def pin_for_good(self, key: int) -> None:
         """Protect a resident ``key`` from eviction for good."""
-        self._kept[key] = 1
+        self._pinned_for_good[key] = 1
 
     def reserve(self, key: int) -> None:
         """Queue a load and take its bytes."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,22 +65,25 @@ def write_table(
             array = pa.DictionaryArray.from_arrays(array.cast(pa.int8()), words)
         arrays[column] = array
     metadata = {"greenroom_provenance": json.dumps(provenance)}
-    partial = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    try:
+    with whole_file(path) as partial:
         pq.write_table(pa.table(arrays, metadata=metadata), partial, compression="zstd")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Give a path to write to, which takes the name ``path`` when the block ends well, or vanishes."""
+    partial = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    try:
+        yield partial
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    try:
+    """Write a text file whole or not at all."""
+    with whole_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def read_sweep(folder: Path, since_s: float = 0.0) -> tuple[list[dict[str, Any]], int]:
@@ -108,15 +112,15 @@ def write_sweep(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     flat = [flatten(row) for row in rows]
     columns = list(dict.fromkeys(key for row in flat for key in row))
     table = pa.table({column: [row.get(column) for row in flat] for column in columns})
-    partial = folder / f"results.parquet.tmp-{os.getpid()}"
-    pq.write_table(table, partial, compression="zstd")
-    os.replace(partial, folder / "results.parquet")
-    partial = folder / f"results.csv.tmp-{os.getpid()}"
-    with partial.open("w", newline="", encoding="utf-8") as file:
+    with whole_file(folder / "results.parquet") as partial:
+        pq.write_table(table, partial, compression="zstd")
+    with (
+        whole_file(folder / "results.csv") as partial,
+        partial.open("w", newline="", encoding="utf-8") as file,
+    ):
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
         writer.writerows(flat)
-    os.replace(partial, folder / "results.csv")
 
 
 def flatten(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

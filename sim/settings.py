@@ -42,7 +42,6 @@ def _is_ratio(value: Any) -> bool:
 _TEXT: Rule = (_is_text, "must be a text that is not empty")
 _SWITCH: Rule = (lambda value: isinstance(value, bool), "must be true or false")
 _SPAN: Rule = (_is_span, "must be [first, last + 1], where last + 1 may be null")
-_ANY: Rule = (lambda value: True, "")
 _GROUP: Rule = (lambda value: isinstance(value, Mapping), "must be a group of settings")
 
 SETTINGS: dict[str, dict[str, Rule]] = {
@@ -68,7 +67,7 @@ SETTINGS: dict[str, dict[str, Rule]] = {
     "output": {"events": _SWITCH, "belady": _SWITCH},
 }
 OPTIONAL = {f"policy.{role}" for role in ("placement", "prefetch", "routing", "repack", "stages")}
-SINGLE: dict[str, Rule] = {"seed": _at_least(0), "model": _GROUP, "machine": _GROUP}
+SINGLE: dict[str, Rule] = {"model": _GROUP, "machine": _GROUP}
 
 
 def check_settings(config: Mapping[str, Any]) -> None:

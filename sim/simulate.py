@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from sim.bound import belady_hit_rate
-from sim.build import Scenario, build
+from sim.build import Scenario, build, resolve_path
 from sim.metrics import summarise
 from sim.timeline import RunTables, Timeline
 
@@ -37,14 +39,27 @@ def simulate(
     metrics["stages"] = scenario.offloader.view.stage
     bound = None
     if config["output"]["belady"]:
-        bound = belady_hit_rate(scenario, config["trace"]["path"])
+        bound = belady_hit_rate(scenario, file_sha256(config["trace"]["path"]))
     metrics["belady_hit_rate"] = bound
+    metrics["notes"] = _notes(scenario)
     metrics["belady_gap"] = None if bound is None else bound - metrics["hit_rate"]
     return {
         **_choices(config, scenario),
         **metrics,
         "provenance": _provenance(config, scenario),
     }, tables
+
+
+def _notes(scenario: Scenario) -> list[str]:
+    """Return what a reader of the numbers must be told."""
+    policies, notes = scenario.offloader.policies, []
+    if scenario.calibration_overlaps:
+        notes.append("calibration saw requests of the workload; calibrated policies look too good")
+    if policies.lossy:
+        notes.append("this policy changes the model's answer")
+    if policies.stages is not None and scenario.workload.trace.text is None:
+        notes.append("the trace has no text, so that no cue of a new stage can be found")
+    return notes
 
 
 def _choices(config: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
@@ -67,24 +82,47 @@ def _choices(config: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
 
 
 def _provenance(config: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
-    """Return where the numbers come from: the trace's origin and how it was priced."""
-    meta, shape = scenario.workload.trace.meta, scenario.shape
+    """Return where the numbers come from: the trace's origin, how it was priced, and digests."""
+    meta, calibration = scenario.workload.trace.meta, scenario.calibration
+    digest = file_sha256(config["trace"]["path"])
     return {
         "trace_kind": meta.provenance.kind,
         "trace_source": meta.provenance.source,
         "trace_model": meta.model,
-        "priced_as": shape.priced_note(),
-        "calibration_requests": list(scenario.calibration.span),
+        "trace_sha256": digest,
+        "priced_as": scenario.shape.priced_note(),
+        "calibration_requests": list(calibration.span),
         "calibration_overlaps_workload": scenario.calibration_overlaps,
-        "seed": config["seed"],
-        "config_sha256": config_hash(config),
+        "inputs_sha256": inputs_sha256(config),
         "greenroom_version": _version(),
     }
 
 
-def config_hash(config: Mapping[str, Any]) -> str:
-    """Return a digest of all that decides a run's result."""
-    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
+def inputs_sha256(config: Mapping[str, Any]) -> str:
+    """Return a digest of all that decides a run's numbers: settings and the content of its traces.
+
+    Two runs of one version with the same digest have the same tables, wherever their files lie.
+    """
+    groups = ("model", "machine", "policy", "cache", "workload")
+    inputs = {group: config[group] for group in groups}
+    inputs["trace"] = file_sha256(config["trace"]["path"])
+    other = config["calibration"]["trace"]
+    inputs["calibration"] = [
+        config["calibration"]["requests"],
+        None if other is None else file_sha256(other),
+    ]
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+
+
+def file_sha256(path: str) -> str:
+    """Return the digest of a trace file's content; kept, for the points of a sweep share it."""
+    return _file_sha256(os.path.realpath(resolve_path(path)))
+
+
+@lru_cache(maxsize=4)
+def _file_sha256(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _version() -> str:

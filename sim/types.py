@@ -157,8 +157,10 @@ class ExpertWork(NamedTuple):
 
 
 class LayerPlan:
-    """Everything a driver may read to carry out one layer; all fields hold int keys.
+    """Everything a driver may read to carry out one layer; lists hold int keys.
 
+    routing     what is computed: the recorded routing, or what a RoutingPolicy made of it
+    recorded    what the router chose
     resident    on the GPU: compute at once
     late        a prefetch in flight: now wanted, so move it ahead, then compute
     evicts      dropped to make room for loads and prefetches: their slots are free now
@@ -185,7 +187,7 @@ class LayerPlan:
     def __init__(
         self, routing: LayerRouting, resident: Sequence[int], late: Sequence[int] = ()
     ) -> None:
-        self.routing = routing
+        self.routing = self.recorded = routing
         self.resident = resident
         self.late = late
 
@@ -210,6 +212,7 @@ class CostModel(Protocol):
 class View:
     """The read-only world of a policy; it never holds the future.
 
+    ``packed`` tells whether tokens are laid out by expert (see RepackPolicy);
     ``event`` counts (step, layer) pairs from 0; ``stage`` counts reasoning stages seen so far;
     ``now_ns`` is the driver's clock (always 0 in lockstep).
     """
@@ -222,6 +225,7 @@ class View:
     event: int = -1
     stage: int = 0
     now_ns: int = 0
+    packed: bool = False
 
     @property
     def num_layers(self) -> int:

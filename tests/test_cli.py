@@ -168,7 +168,6 @@ MISTAKES = [
     (["polcy=lru"], "polcy: unknown key; did you mean 'policy'?"),
     (["--config-dir", "bad", "policy=broken"], "broken.yaml: line 2"),
     (["~output"], "output: missing, must be given"),
-    (["seed=foo"], "seed = foo: must be a whole number >= 0"),
     (["machine.link.h2d_bytes_per_s=1"], "146 years"),
     (["policy=lrv"], "policy = lrv: no such option; did you mean 'lru'?"),
     (["cache.ratoi=0.5"], "cache.ratoi: unknown key; did you mean 'cache.ratio'?"),

@@ -72,7 +72,6 @@ def test_every_experiment_composes(experiment: str) -> None:
         ("calibration.trace=nowhere.parquet", "calibration.trace: nowhere.parquet"),
         ("calibration.requests=[3,0]", "calibration.requests = [3, 0]: must be a range within"),
         ("output.events=maybe", "output.events = maybe: must be true or false"),
-        ("seed=abc", "seed = abc: must be a whole number >= 0"),
         ("policy.name=1", "policy.name = 1: must be a text"),
         ("+policy.placement=5", "policy.placement = 5: must be a group of settings"),
         ("~cache.ratio", "cache.ratio: missing, must be given"),

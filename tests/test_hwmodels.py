@@ -13,7 +13,7 @@ from hwmodels.cost import DENSE_LAUNCHES, CostModel
 from hwmodels.errors import HardwareError
 from hwmodels.machine import CPU, GPU, Link, Machine
 from hwmodels.model_shape import ModelShape
-from hwmodels.units import GB, compute_ns, ns, transfer_ns, weight_bytes
+from hwmodels.units import GB, compute_ns, transfer_ns, weight_bytes
 
 BYTE_A_NS = GB  # a rate at which one byte, or one operation, takes one nanosecond
 
@@ -64,8 +64,6 @@ def costs(**changes: Any) -> CostModel:
 
 
 def test_times_are_whole_and_never_too_short() -> None:
-    assert ns(1.5e-9) == 2
-    assert ns(0.07) == 70_000_000
     assert transfer_ns(10, 3 * GB) == 4  # 3.33 ns
     assert transfer_ns(0, GB) == 0
     assert compute_ns(20, 10 * GB) == 2

@@ -151,7 +151,7 @@ def test_static_preloads_by_popularity_within_its_pool_and_never_changes() -> No
     policy, view = Static(np.array([[1, 4, 0, 2], [9, 0, 0, 9]])), make_view()
     policy.start(range(4), 2, view)
     assert list(policy.preload(view)) == [1, 3, 0, 2]
-    assert policy.keeps(1)
+    assert policy.pins(1)
     assert not policy.admits(2, view)
     assert policy.choose_victim(anything, view) is None
 
@@ -227,7 +227,7 @@ def test_expert_aligned_packs_and_keeps_one_micro_batch() -> None:
 def boundaries(detector: CueStageDetector, *pieces: str) -> list[int]:
     """Return the decode steps at which a stage begins."""
     steps = [StepInfo(i, Phase.DECODE, 1, 1, 0, (0,), (text,)) for i, text in enumerate(pieces)]
-    return [info.step for info in steps if detector.observe(info)]
+    return [info.step for info in steps if detector.is_boundary(info)]
 
 
 def test_a_cue_counts_at_the_start_of_a_line_or_sentence_once_its_word_has_ended() -> None:
@@ -258,16 +258,16 @@ def test_stages_keep_their_least_and_greatest_length() -> None:
 def test_prompts_and_missing_text_are_no_cues() -> None:
     detector = CueStageDetector(CUES, min_steps=1, max_steps=2)
     prompt = StepInfo(0, Phase.PREFILL, 1, 1, 0, (0,), ("\nwait,",))
-    assert not detector.observe(prompt)
+    assert not detector.is_boundary(prompt)
     silent = [StepInfo(i, Phase.DECODE, 1, 1, 0, (0,)) for i in range(2)]
-    assert [detector.observe(info) for info in silent] == [False, True]
+    assert [detector.is_boundary(info) for info in silent] == [False, True]
 
 
 def test_each_request_of_a_batch_has_its_own_text() -> None:
     detector = CueStageDetector(CUES, min_steps=1)
     batch = [("so", "\nwa"), ("it", "x"), ("x", "\nwait,")]
     infos = [StepInfo(i, Phase.DECODE, 2, 2, 0, (0, 1), pair) for i, pair in enumerate(batch)]
-    assert [detector.observe(info) for info in infos] == [False, False, True]
+    assert [detector.is_boundary(info) for info in infos] == [False, False, True]
 
 
 @pytest.mark.parametrize(

@@ -84,14 +84,14 @@ def test_what_is_absent_loading_in_use_or_kept_is_not_evicted() -> None:
     residency = memory(capacity=40)
     bring(residency, 0, 1, 2)
     residency.reserve(3)
-    residency.keep(0)
-    residency.protect([1])
+    residency.pin_for_good(0)
+    residency.pin([1])
     for key in (0, 1, 3, 7):
         assert not residency.evictable(key)
         with pytest.raises(ResidencyError, match="may not be evicted"):
             residency.evict(key)
     assert residency.evictable(2)
-    residency.release()
+    residency.unpin()
     assert residency.evictable(1)
     assert not residency.evictable(0), "kept for good"
 
@@ -99,10 +99,10 @@ def test_what_is_absent_loading_in_use_or_kept_is_not_evicted() -> None:
 def test_protect_replaces_the_keys_of_the_event_before() -> None:
     residency = Residency(KeySpace(1, 40), [1], [0], [40])
     bring(residency, *range(40))
-    residency.protect([0, 1])
-    residency.protect(list(range(20)))  # long enough to be kept as a set
+    residency.pin([0, 1])
+    residency.pin(list(range(20)))  # long enough to be kept as a set
     assert [key for key in range(40) if not residency.evictable(key)] == list(range(20))
-    residency.protect([39])
+    residency.pin([39])
     assert residency.evictable(0)
     assert not residency.evictable(39)
 

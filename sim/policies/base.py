@@ -52,7 +52,7 @@ class CachePolicy(Policy):
         """Return keys to hold before the first step, best first; what does not fit is left out."""
         return ()
 
-    def keeps(self, key: int) -> bool:
+    def pins(self, key: int) -> bool:
         """Tell whether a preloaded ``key`` may never be evicted."""
         return False
 
@@ -115,10 +115,10 @@ class RepackPolicy(Policy):
         return None
 
 
-class StageDetector:
+class StageDetector(Policy):
     """Finds where one reasoning stage ends and the next begins."""
 
-    def observe(self, step: StepInfo) -> bool:
+    def is_boundary(self, step: StepInfo) -> bool:
         """Return True when a new stage begins with this step."""
         raise NotImplementedError
 
@@ -137,7 +137,7 @@ class PolicySet:
     def parts(self) -> list[Policy]:
         """Return the distinct policy objects that may learn, in a fixed order."""
         found: list[Policy] = []
-        others = (self.placement, self.prefetch, self.routing, self.repack)
+        others = (self.placement, self.prefetch, self.routing, self.repack, self.stages)
         for part in (*self.caches, *others):
             if part is not None and not any(part is known for known in found):
                 found.append(part)

@@ -149,7 +149,7 @@ class Static(CachePolicy):
         """Return the pool's keys by popularity, the first of equals first."""
         return rank(self._keys, self._popularity)
 
-    def keeps(self, key: int) -> bool:
+    def pins(self, key: int) -> bool:
         """Keep all that was preloaded."""
         return True
 

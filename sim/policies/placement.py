@@ -13,17 +13,18 @@ class InSituCPU(PlacementPolicy):
 
     Each missing expert is judged alone: CPU iff cpu_ns(tokens) < load_ns + gpu_ns(tokens), which is
     what minimising the *sum* over devices comes to (Fiddler's code; its comment says the maximum).
-    What is not run on the CPU is offered to the cache.
+    What is not run on the CPU is offered to the cache. The handover a layer costs is left out, as in
+    Fiddler's rule.
     """
 
     def place(self, work: Sequence[ExpertWork], view: View) -> Sequence[Service]:
         """Return CPU or LOAD for each missing expert."""
-        costs, layer = view.costs, view.layer
+        costs, layer, packed = view.costs, view.layer, view.packed
         load_ns = costs.load_ns(layer)
         return [
             Service.CPU
             if costs.expert_cpu_ns(layer, tokens)
-            < load_ns + costs.expert_gpu_ns(layer, tokens, False)
+            < load_ns + costs.expert_gpu_ns(layer, tokens, packed)
             else Service.LOAD
             for _, tokens in work
         ]

@@ -54,7 +54,7 @@ class CueStageDetector(StageDetector):
         self._tails: dict[int, str] = {}
         self._steps = 0
 
-    def observe(self, step: StepInfo) -> bool:
+    def is_boundary(self, step: StepInfo) -> bool:
         """Return True when a cue has just been completed, or a stage has lasted ``max_steps``."""
         if step.phase != Phase.DECODE:
             return False
