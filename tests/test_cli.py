@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -185,6 +186,36 @@ MISTAKES = [
     (["policy.cache._target_=sim.policies.classic.LRV"], "did you mean 'LRU'?"),
     (["cache.ratio=0.5", "cache.ratio"], "cache.ratio"),
 ]
+
+
+def spoil(source: Path, target: Path, row: int, values: list[int]) -> None:
+    """Write a copy of a trace whose ``row`` has other experts, past all checks."""
+    table = pq.read_table(source)
+    ids = table["expert_ids"].to_pylist()
+    ids[row][: len(values)] = values
+    place = table.schema.get_field_index("expert_ids")
+    field = table.schema.field(place)
+    pq.write_table(table.set_column(place, field, pa.array(ids, field.type)), target)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([3, 16], "row 7: expert_ids[layer 0, slot 1] is 16: must be < num_experts 16"),
+        ([3, 3], "row 7: expert_ids[layer 0, slot 1] is 3: is there twice"),
+        ([65535, 65535], "row 7: expert_ids[layer 0] is 65535: the layer is missing"),
+    ],
+)
+def test_a_spoilt_trace_is_refused_with_its_place(
+    values: list[int], message: str, tmp_path: Path, small_trace_file: Path
+) -> None:
+    spoil(small_trace_file, tmp_path / "spoilt.parquet", 7, values)
+    before = files_below(tmp_path)
+    done = greenroom("sim", "trace.path=spoilt.parquet", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"greenroom sim: error: spoilt.parquet: {message}"), done.stderr
+    assert done.stderr.count("\n") == 1
+    assert files_below(tmp_path) == before
 
 
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=lambda x: " ".join(x)[:40])

@@ -60,3 +60,16 @@ def test_the_command_runs_from_the_wheel_in_any_folder(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out" / "summary.json").is_file()
+
+
+def test_both_commands_start_from_the_wheel(unpacked_wheel: Path, tmp_path: Path) -> None:
+    (entry,) = unpacked_wheel.glob("greenroom-*.dist-info/entry_points.txt")
+    assert "greenroom = sim.cli:main" in entry.read_text()
+    for command in ("sim", "record"):
+        done = subprocess.run(
+            [sys.executable, "-m", "sim.cli", command, "--help"],
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": str(unpacked_wheel), "PYTHONSAFEPATH": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "greenroom" in done.stdout
