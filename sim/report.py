@@ -39,7 +39,7 @@ def print_sweep(rows: Sequence[Row], folder: Path) -> None:
 
 def _console() -> Console:
     """Return a console that keeps tables whole when stdout is a file or a pipe."""
-    return Console(width=None if sys.stdout.isatty() else 140)
+    return Console(width=None if sys.stdout.isatty() else 200)
 
 
 def _print_table(console: Console, rows: Sequence[Row]) -> None:
@@ -48,13 +48,18 @@ def _print_table(console: Console, rows: Sequence[Row]) -> None:
     columns = list(_COLUMNS)
     while True:
         table = _table(rows, columns)
-        if console.measure(table).minimum <= console.width or len(columns) <= _FEWEST:
+        if _width(console, table) <= console.width or len(columns) <= _FEWEST:
             break
         columns.remove(next(name for name in _DISPENSABLE if name in columns))
     console.print(table)
     if len(columns) < len(_COLUMNS):
         left_out = ", ".join(name for name in _COLUMNS if name not in columns)
         console.print(f"Left out for want of width: {left_out}.", highlight=False)
+
+
+def _width(console: Console, table: Table) -> int:
+    """Return the width at which a table shows every cell in full."""
+    return table.__rich_measure__(console, console.options.update(max_width=_VERY_WIDE)).maximum
 
 
 def _table(rows: Sequence[Row], columns: Sequence[str]) -> Table:
@@ -118,6 +123,7 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
 
 
 _FEWEST = 3
+_VERY_WIDE = 10_000
 _DISPENSABLE = (
     "CPU stall",
     "link stall",
