@@ -23,8 +23,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from sim.mistakes import explain
+from sim.settings import did_you_mean
+from sim.types import ConfigError
 
 _LEFT_BY_HYDRA = ".hydra"
+_FLAGS = (
+    *("--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m"),
+    *("--shell-completion", "-sc", "--info", "-i"),
+)
 _FLAGS_WITH_VALUE = (
     *("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn"),
     *("--package", "-p", "--cfg", "-c", "--experimental-rerun"),
@@ -65,9 +71,9 @@ def run(config: DictConfig) -> float | None:
 def main(arguments: list[str]) -> int:
     """Run ``greenroom sim`` with these arguments; return the exit code."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra hands its errors to us
-    sys.argv = ["greenroom sim", *_flags_first(arguments)]
     code = 0
     try:
+        sys.argv = ["greenroom sim", *_flags_first(arguments)]
         run()
     except KeyboardInterrupt:
         code = 130
@@ -83,7 +89,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _flags_first(arguments: list[str]) -> list[str]:
-    """Move flags ahead of overrides, for Hydra reads overrides from one place only."""
+    """Move flags ahead of overrides, for Hydra reads overrides from one place only.
+
+    Raises ConfigError for a flag that Hydra does not have.
+    """
     flags: list[str] = []
     overrides: list[str] = []
     rest = iter(arguments)
@@ -91,6 +100,10 @@ def _flags_first(arguments: list[str]) -> list[str]:
         if not word.startswith("-"):
             overrides.append(word)
             continue
+        flag = word.partition("=")[0]
+        if flag not in _FLAGS and flag not in _FLAGS_WITH_VALUE:
+            known = (*_FLAGS, *_FLAGS_WITH_VALUE)
+            raise ConfigError(f"flag {flag}: no such flag{did_you_mean(flag, known)}")
         flags.append(word)
         if word in _FLAGS_WITH_VALUE:
             flags += [value for value in [next(rest, None)] if value is not None]

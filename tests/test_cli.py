@@ -166,6 +166,7 @@ def test_a_defect_of_a_users_policy_shows_where_it_is(
 
 MISTAKES = [
     (["policy=lfu", "policy.cache.deca=1"], "did you mean 'policy.cache.decay'?"),
+    (["--multrun"], "flag --multrun: no such flag; did you mean '--multirun'?"),
     (["polcy=lru"], "polcy: unknown key; did you mean 'policy'?"),
     (["--config-dir", "bad", "policy=broken"], "broken.yaml: line 2"),
     (["~output"], "output: missing, must be given"),

@@ -214,3 +214,12 @@ def test_the_writer_refuses_what_does_not_fit(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="surrogates not allowed"):
         write_trace(path, trace)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    trace = make_trace()
+    table = to_table(trace, arrow_schema(trace.meta, trace.columns))
+    twice = table.append_column("position", table["position"])
+    pq.write_table(twice, tmp_path / "t.parquet")
+    with pytest.raises(TraceError, match="column 'position' is there twice"):
+        read_trace(tmp_path / "t.parquet")

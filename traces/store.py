@@ -210,6 +210,9 @@ def _columns_of(
     """Compare the file's columns with the schema; return those to read, in schema order."""
     with _one_line_errors(path):
         found = {field.name: field.type for field in file.schema_arrow}
+    if len(found) < len(file.schema_arrow):
+        twice = next(n for n in found if file.schema_arrow.names.count(n) > 1)
+        raise TraceError(f"{os.fspath(path)}: column '{twice}' is there twice: names must differ")
     names = set(found) if wanted is None else {*REQUIRED, *wanted}
     for name in sorted({*names, *REQUIRED}, key=[*COLUMNS, *names].index):
         if name not in found:
