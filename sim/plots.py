@@ -29,6 +29,7 @@ _LOOKS = {
     "belady_bypass": ("#000000", ">"),
 }
 _SPARE = (("#7F3C8D", "h"), ("#11A579", "8"), ("#3969AC", "p"), ("#80BA5A", "d"))
+_DASHES = ("-", "--", ":", "-.", (0, (6, 1)), (0, (1, 4)))
 _PARTS = (("gpu_share", "GPU busy", "#009E73", ""), ("link_stall_share", "waits for link", "#0072B2", "//"),
           ("cpu_stall_share", "waits for CPU", "#E69F00", ".."))  # fmt: skip
 
@@ -45,9 +46,13 @@ def plot_sweep(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 def throughput_by_cache(rows: Sequence[Row]) -> Figure:
-    """Draw tokens/s over the share of experts on the GPU, a line a policy; dashed: knows the future."""
+    """Draw tokens/s over the share of experts on the GPU, a line a policy; oracles have hollow marks."""
     figure, axes = plt.subplots(figsize=(4.8, 3.0))
+    variants: list[str] = []  # what sets lines of one policy apart: one dash pattern each
     for name, series in _series(rows).items():
+        variant = name.removeprefix(series[0]["policy"])
+        if variant not in variants:
+            variants.append(variant)
         points = sorted((row["cache_ratio"], row["tokens_per_s"]) for row in series)
         colour, marker = look(series[0]["policy"])
         oracle = series[0]["oracle"]
@@ -56,7 +61,7 @@ def throughput_by_cache(rows: Sequence[Row]) -> Figure:
             [speed for _, speed in points],
             color=colour,
             marker=marker,
-            linestyle="--" if oracle else "-",
+            linestyle=_DASHES[variants.index(variant) % len(_DASHES)],
             markerfacecolor="none" if oracle else colour,
             label=f"{name} (oracle)" if oracle else name,
         )
@@ -77,13 +82,15 @@ def stall_breakdown(rows: Sequence[Row]) -> Figure:
     size = sizes[(len(sizes) - 1) // 2]
     chosen = [row for row in rows if row["cache_ratio"] == size and row["total_ns"]]
     chosen.sort(key=lambda row: row["tokens_per_s"])
-    figure, axes = plt.subplots(figsize=(4.8, 0.28 * len(chosen) + 1.3))
+    labels = names(chosen)
+    width = 3.9 + 0.065 * max(map(len, labels))  # the labels take room beside the bars
+    figure, axes = plt.subplots(figsize=(width, 0.28 * len(chosen) + 1.3))
     left = [0.0] * len(chosen)
     for column, label, colour, hatch in _PARTS:
         widths = [row[column] * 1e3 / row["tokens_per_s"] for row in chosen]
         if not any(widths):
             continue
-        axes.barh(names(chosen), widths, left=left, color=colour, hatch=hatch, edgecolor="white",
+        axes.barh(labels, widths, left=left, color=colour, hatch=hatch, edgecolor="white",
                   linewidth=0.3, label=label)  # fmt: skip
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.set_xlim(right=1.04 * max(left))
