@@ -1,20 +1,14 @@
-"""From a composed configuration to the objects of a run; every user's mistake is found here.
-
-A policy's constructor says by its parameter names what it needs from outside the configuration:
-``popularity`` (uses of each expert in the calibration requests) and ``next_use`` (the future of the
-very run; only an oracle may ask for it).
-"""
+"""From a composed configuration to the objects of a run; every user's mistake is found here."""
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,31 +18,13 @@ from hwmodels.machine import Machine
 from hwmodels.model_shape import ModelShape
 from sim.budget import Budget, plan_memory
 from sim.offloader import Offloader
-from sim.policies.base import (
-    CachePolicy,
-    PlacementPolicy,
-    PolicySet,
-    PrefetchPolicy,
-    RepackPolicy,
-    RoutingPolicy,
-    StageDetector,
-)
-from sim.policies.oracle import NextUse
+from sim.parts import build_policies
 from sim.residency import Residency
 from sim.settings import check_settings, did_you_mean
 from sim.types import ConfigError, KeySpace
 from sim.workload import Workload, select_requests
 from traces.schema import NO_EXPERT, Trace, TraceError
 from traces.store import read_trace
-
-ROLES: dict[str, type] = {
-    "cache": CachePolicy,
-    "placement": PlacementPolicy,
-    "prefetch": PrefetchPolicy,
-    "routing": RoutingPolicy,
-    "repack": RepackPolicy,
-    "stages": StageDetector,
-}
 
 
 @dataclass(slots=True)
@@ -86,8 +62,26 @@ def build(config: Mapping[str, Any]) -> Scenario:
     policies = build_policies(config, workload, len(budget.pool_bytes), calibration)
     budget.check_event(policies, meta.top_k)
     limit = config["cache"]["prefetch_limit"]
-    offloader = Offloader(residency, policies, costs, budget.staging_slots, limit)
+    offloader = Offloader(
+        residency, policies, _estimate(config, shape, costs), budget.staging_slots, limit
+    )
     return Scenario(workload, offloader, costs, budget, shape, machine, calibration)
+
+
+def _estimate(config: Mapping[str, Any], shape: ModelShape, truth: CostModel) -> CostModel:
+    """Return the costs that policies believe in: the truth, but for the figures in ``estimate``."""
+    believed = config["estimate"]
+    if not believed:
+        return truth
+    mapping = dict(config["machine"])
+    for part, figures in believed.items():
+        if not isinstance(figures, Mapping) or not isinstance(mapping.get(part), Mapping):
+            raise ConfigError(
+                f"estimate.{part} = {figures}: must be figures of gpu, link or cpu"
+                f"{did_you_mean(str(part), ('gpu', 'link', 'cpu'))}"
+            )
+        mapping[part] = {**mapping[part], **figures}
+    return CostModel(shape, Machine.from_mapping(mapping, "estimate"))
 
 
 # -- traces ----------------------------------------------------------------------------------------
@@ -182,108 +176,3 @@ def _same_shape(source: Trace, trace: Trace, path: str) -> None:
             f"calibration.trace = {path}: has {found[0]} layers of {found[1]} experts, "
             f"must have {wanted[0]} of {wanted[1]} like the trace of the run"
         )
-
-
-# -- policies --------------------------------------------------------------------------------------
-
-
-def build_policies(
-    config: Mapping[str, Any], workload: Workload, num_pools: int, calibration: Calibration
-) -> PolicySet:
-    """Build one cache policy a pool and the other roles from the ``policy`` group."""
-    group = config["policy"]
-    supply = _Supply(workload, calibration)
-    caches = [_make(group, "cache", supply) for _ in range(num_pools)]
-    others = {
-        role: _make(group, role, supply) for role in ROLES if role != "cache" and role in group
-    }
-    return PolicySet(caches, **others)
-
-
-class _Supply:
-    """What constructors may ask for by parameter name, computed once and only when asked."""
-
-    def __init__(self, workload: Workload, calibration: Calibration) -> None:
-        self._makers: dict[str, Callable[[], Any]] = {
-            "popularity": calibration.popularity,
-            "next_use": lambda: NextUse(
-                routing for step in workload.steps() for routing in workload.routings(step)
-            ),
-        }
-        self._made: dict[str, Any] = {}
-
-    def get(self, name: str) -> Any:
-        """Return one supply."""
-        if name not in self._made:
-            self._made[name] = self._makers[name]()
-        return self._made[name]
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._makers
-
-
-def _make(group: Mapping[str, Any], role: str, supply: _Supply) -> Any:
-    """Build the object of one role; errors name policy, role, parameter and rule."""
-    where = f"policy/{group.get('name')}: {role}"
-    params = dict(group[role])
-    target = params.pop("_target_", None)
-    if not isinstance(target, str):
-        raise ConfigError(
-            f"{where}._target_ = {target}: must name a class, as package.module.Class"
-        )
-    maker = _locate(target, where)
-    known = inspect.signature(maker).parameters
-    for name in params:
-        if name not in known:
-            raise ConfigError(
-                f"{where}.{name}: {target} has no such parameter{did_you_mean(name, known)}"
-            )
-        _check_type(f"{where}.{name}", params[name], known[name])
-    if "next_use" in known and not getattr(maker, "oracle", False):
-        raise ConfigError(f"{where}: {target} takes next_use but is not marked oracle = True")
-    params |= {name: supply.get(name) for name in known if name in supply}
-    try:
-        part = maker(**params)
-    except Exception as error:
-        raise ConfigError(f"{where}: {_said(error)}") from error
-    if not isinstance(part, ROLES[role]):
-        raise ConfigError(f"{where}._target_ = {target}: must be a {ROLES[role].__name__}")
-    return part
-
-
-def _said(error: Exception) -> str:
-    """Return what an error says; with its kind, unless it is one that a constructor raises on purpose."""
-    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-
-
-def _check_type(where: str, value: Any, parameter: inspect.Parameter) -> None:
-    """Refuse a value of another kind than the parameter's annotation, where that is a plain one."""
-    kinds: dict[str, tuple[type, ...]] = {
-        "bool": (bool,),
-        "int": (int,),
-        "float": (int, float),
-        "str": (str,),
-    }
-    annotation = parameter.annotation
-    word = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    if word not in kinds:
-        return
-    if not isinstance(value, kinds[word]) or (isinstance(value, bool) and word != "bool"):
-        raise ConfigError(f"{where} = {value}: must be a{'n' if word == 'int' else ''} {word}")
-
-
-def _locate(target: str, where: str) -> Callable[..., Any]:
-    from importlib import import_module
-
-    module_name, _, name = target.rpartition(".")
-    try:
-        module = import_module(module_name)
-    except Exception as error:  # a user's module may fail in any way
-        raise ConfigError(
-            f"{where}._target_ = {target}: cannot be imported: {_said(error)}"
-        ) from error
-    if not callable(getattr(module, name, None)):
-        raise ConfigError(
-            f"{where}._target_ = {target}: no such class{did_you_mean(name, dir(module))}"
-        )
-    return cast("Callable[..., Any]", getattr(module, name))

@@ -67,7 +67,7 @@ SETTINGS: dict[str, dict[str, Rule]] = {
     "output": {"events": _SWITCH, "belady": _SWITCH},
 }
 OPTIONAL = {f"policy.{role}" for role in ("placement", "prefetch", "routing", "repack", "stages")}
-SINGLE: dict[str, Rule] = {"model": _GROUP, "machine": _GROUP}
+SINGLE: dict[str, Rule] = {"model": _GROUP, "machine": _GROUP, "estimate": _GROUP}
 
 
 def check_settings(config: Mapping[str, Any]) -> None:

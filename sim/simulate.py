@@ -103,7 +103,7 @@ def inputs_sha256(config: Mapping[str, Any]) -> str:
 
     Two runs of one version with the same digest have the same tables, wherever their files lie.
     """
-    groups = ("model", "machine", "policy", "cache", "workload")
+    groups = ("model", "machine", "estimate", "policy", "cache", "workload")
     inputs = {group: config[group] for group in groups}
     inputs["trace"] = file_sha256(config["trace"]["path"])
     other = config["calibration"]["trace"]

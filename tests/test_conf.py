@@ -8,6 +8,7 @@ import pytest
 
 from hwmodels.errors import HardwareError
 from sim.build import build
+from sim.simulate import simulate
 from sim.types import ConfigError
 from tests.configs import composed, options
 
@@ -152,6 +153,29 @@ def test_an_overlap_by_another_spelling_of_the_path_is_flagged(small_trace_file:
         "workload.requests=[0,1]",
     )
     assert build(composed(f"trace.path={small_trace_file}", *overrides)).calibration_overlaps
+
+
+def test_policies_may_be_told_a_wrong_machine(small_trace_file: Path) -> None:
+    """A link believed to be a million times faster is always worth its load."""
+    common = ("policy=fiddler", f"trace.path={small_trace_file}", "machine.cpu.expert_setup_ns=0")
+    right, _ = simulate(composed(*common))
+    believed = ("+estimate.link.h2d_bytes_per_s=1e18", "+estimate.link.copy_setup_ns=0")
+    wrong, _ = simulate(composed(*common, *believed))
+    assert right["on_cpu"] > 0
+    assert wrong["on_cpu"] == 0
+    assert wrong["total_ns"] > right["total_ns"], "the truth has not changed"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("+estimate.lnk.h2d_bytes_per_s=1", "estimate.lnk = .*; did you mean 'link'"),
+        ("+estimate.link.h2d=1", "estimate: link.h2d = 1: unknown field"),
+    ],
+)
+def test_a_wrong_estimate_is_named(override: str, message: str, small_trace_file: Path) -> None:
+    with pytest.raises((ConfigError, HardwareError), match=message):
+        build(composed(f"trace.path={small_trace_file}", override))
 
 
 def test_a_bad_policy_parameter_names_policy_and_rule(small_trace_file: Path) -> None:
