@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+import traceback
+from pathlib import Path
 from typing import Any
 
 from hwmodels.errors import HardwareError
@@ -23,7 +25,15 @@ def explain(error: Exception) -> str | None:
         return hydra_line
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
+    if _raised_by_hydra(error):
+        return _one_line(str(error))
     return _explain_file(error)
+
+
+def _raised_by_hydra(error: Exception) -> bool:
+    """Tell whether Hydra itself refused something, with an error of no kind of its own."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and "hydra" in Path(frames[-1].filename).parts
 
 
 def _explain_file(error: Exception) -> str | None:

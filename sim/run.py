@@ -27,6 +27,7 @@ from sim.settings import did_you_mean
 from sim.types import ConfigError
 
 _LEFT_BY_HYDRA = ".hydra"
+_SHOWN_BY_CFG = ("job", "hydra", "all")
 _FLAGS = (
     *("--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m"),
     *("--shell-completion", "-sc", "--info", "-i"),
@@ -106,7 +107,12 @@ def _flags_first(arguments: list[str]) -> list[str]:
             raise ConfigError(f"flag {flag}: no such flag{did_you_mean(flag, known)}")
         flags.append(word)
         if word in _FLAGS_WITH_VALUE:
-            flags += [value for value in [next(rest, None)] if value is not None]
+            value = next(rest, None)
+            if value is None:
+                raise ConfigError(f"flag {word}: must be followed by a value")
+            if word in ("--cfg", "-c") and value not in _SHOWN_BY_CFG:
+                raise ConfigError(f"flag {word} {value}: must be one of {', '.join(_SHOWN_BY_CFG)}")
+            flags.append(value)
     return [*flags, *overrides]
 
 

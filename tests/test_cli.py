@@ -166,6 +166,9 @@ def test_a_defect_of_a_users_policy_shows_where_it_is(
 
 MISTAKES = [
     (["policy=lfu", "policy.cache.deca=1"], "did you mean 'policy.cache.decay'?"),
+    (["trace=null"], "Config group override must be a string"),
+    (["--cfg", "jbo"], "flag --cfg jbo: must be one of job, hydra, all"),
+    (["policy=lru", "--config-dir"], "flag --config-dir: must be followed by a value"),
     (["--multrun"], "flag --multrun: no such flag; did you mean '--multirun'?"),
     (["polcy=lru"], "polcy: unknown key; did you mean 'policy'?"),
     (["--config-dir", "bad", "policy=broken"], "broken.yaml: line 2"),
