@@ -92,7 +92,12 @@ def _make(group: Mapping[str, Any], role: str, supply: _Supply) -> Any:
             f"{where}._target_ = {target}: must name a class, as package.module.Class"
         )
     maker = _locate(target, where)
-    known = inspect.signature(maker).parameters
+    try:
+        known = inspect.signature(maker).parameters
+    except (ValueError, TypeError) as error:  # some built-in classes tell nothing of themselves
+        raise ConfigError(
+            f"{where}._target_ = {target}: must be a {ROLES[role].__name__}"
+        ) from error
     for name in params:
         if name not in known:
             raise ConfigError(
@@ -104,14 +109,14 @@ def _make(group: Mapping[str, Any], role: str, supply: _Supply) -> Any:
     params |= {name: supply.get(name) for name in known if name in supply}
     try:
         part = maker(**params)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{where}: {_said(error)}") from error
     if not isinstance(part, ROLES[role]):
         raise ConfigError(f"{where}._target_ = {target}: must be a {ROLES[role].__name__}")
     return part
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     """Return what an error says; with its kind, unless it is one that a constructor raises on purpose."""
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 

@@ -92,7 +92,7 @@ def read_sweep(folder: Path, since_s: float = 0.0) -> tuple[list[dict[str, Any]]
     Files older than ``since_s`` (seconds since the epoch) are of an earlier sweep into the same folder.
     """
     found = {
-        name: [f for f in folder.glob(f"*/{name}") if f.stat().st_mtime >= since_s]
+        name: [f for f in folder.glob(f"**/{name}") if f.stat().st_mtime >= since_s]
         for name in (SUMMARY, ERROR)
     }
     ordered = sorted(found[SUMMARY], key=lambda file: _number(file.parent.name))

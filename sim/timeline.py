@@ -99,7 +99,7 @@ class Timeline:
         self._layer_bytes = residency.layer_bytes
         self._log = EventLog(self._num_experts) if record_events else None
         self._counter = StepCounter(residency)
-        self._requests = RequestClock(workload.batch_size)
+        self._requests = RequestClock(min(workload.batch_size, len(workload.requests)))
         self._copy_ns = [costs.load_ns(layer) for layer in layers]
         self._unit_ns = [
             [costs.expert_gpu_ns(i, 1, packed) for i in layers] for packed in (False, True)

@@ -84,6 +84,11 @@ def test_every_experiment_composes(experiment: str) -> None:
             "policy.cache._target_=sim.policies.placement.InSituCPU",
             "policy/lru: cache._target_ = sim.policies.placement.InSituCPU: must be a CachePolicy",
         ),
+        ("policy.cache._target_=sys.exit", "policy/lru: cache"),
+        (
+            "+policy.repack={_target_:builtins.dict}",
+            "policy/lru: repack._target_ = builtins.dict: must be a RepackPolicy",
+        ),
         ("machine.gpu.memory_bytes=1e9", "machine.gpu.memory_bytes = 1000000000"),
         ("machine.cpu.memory_bytes=5e8", "machine.cpu.memory_bytes = 500000000"),
     ],

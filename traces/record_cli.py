@@ -78,6 +78,8 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError(f"--seed is {options.seed}: must be >= 0")
     if options.out.suffix != ".parquet":
         raise UsageError(f"--out is {options.out}: must end in .parquet")
+    if options.out.is_dir():
+        raise UsageError(f"--out is {options.out}: is a folder: must be a file")
     if not options.out.parent.is_dir():
         raise UsageError(f"--out is {options.out}: the folder {options.out.parent} does not exist")
     if not os.access(options.out.parent, os.W_OK):
