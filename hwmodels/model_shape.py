@@ -203,11 +203,6 @@ class ModelShape:
         """Bytes of one layer's attention weights."""
         return weight_bytes(self.attention_params, self.dense_bits)
 
-    @property
-    def shared_bytes(self) -> int:
-        """Bytes of one layer's shared experts."""
-        return weight_bytes(self.shared_params, self.dense_bits)
-
     def dense_layer_bytes(self, layer: int) -> int:
         """Return the bytes of MoE layer ``layer`` without routed experts, the router included."""
         self._check_layer(layer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -22,7 +22,7 @@ from sim.parts import build_policies
 from sim.residency import Residency
 from sim.settings import check_settings, did_you_mean
 from sim.types import ConfigError, KeySpace
-from sim.workload import Workload, select_requests
+from sim.workload import Request, Workload, select_requests
 from traces.schema import NO_EXPERT, Trace, TraceError
 from traces.store import read_trace
 
@@ -119,12 +119,12 @@ class Calibration:
 
     trace: Trace
     span: tuple[int, int]
+    requests: Sequence[Request]
 
     def popularity(self) -> NDArray[np.float64]:
         """Uses of each expert, float64[num_layers, num_experts]."""
         meta = self.trace.meta
-        requests = select_requests(self.trace, self.span, "calibration.requests")
-        rows = np.concatenate([np.r_[r.prompt_rows, r.decode_rows] for r in requests])
+        rows = np.concatenate([np.r_[r.prompt_rows, r.decode_rows] for r in self.requests])
         ids = self.trace.expert_ids[rows].astype(np.int64)
         used = ids != NO_EXPERT
         keys = (ids + np.arange(meta.num_layers)[:, None] * meta.num_experts)[used]
@@ -135,8 +135,7 @@ class Calibration:
         """Tell whether a workload replays requests that these are."""
         if workload.trace is not self.trace:
             return False
-        seen = select_requests(self.trace, self.span, "calibration.requests")
-        known = {request.request_id for request in seen}
+        known = {request.request_id for request in self.requests}
         return any(request.request_id in known for request in workload.requests)
 
 
@@ -152,8 +151,8 @@ def _calibration(config: Mapping[str, Any], trace: Trace) -> Calibration:
         _same_shape(source, trace, path)
     span = config["calibration"]["requests"]
     first, last = span if span is not None else (0, max(1, source.num_requests // 4))
-    select_requests(source, (first, last), "calibration.requests")  # raises for a bad range
-    return Calibration(source, (first, source.num_requests if last is None else last))
+    requests = select_requests(source, (first, last), "calibration.requests")
+    return Calibration(source, (first, first + len(requests)), requests)
 
 
 def _workload(config: Mapping[str, Any], trace: Trace, calibration: Calibration) -> Workload:

@@ -25,7 +25,7 @@ from sim.policies.base import (
     StageDetector,
 )
 from sim.policies.oracle import NextUse
-from sim.settings import did_you_mean
+from sim.settings import OPTIONAL_ROLES, did_you_mean
 from sim.types import ConfigError
 from sim.workload import Workload
 
@@ -54,9 +54,7 @@ def build_policies(
     group = config["policy"]
     supply = _Supply(workload, calibration)
     caches = [_make(group, "cache", supply) for _ in range(num_pools)]
-    others = {
-        role: _make(group, role, supply) for role in ROLES if role != "cache" and role in group
-    }
+    others = {role: _make(group, role, supply) for role in OPTIONAL_ROLES if role in group}
     return PolicySet(caches, **others)
 
 

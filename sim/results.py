@@ -21,23 +21,21 @@ from sim.types import Phase
 
 SUMMARY = "summary.json"
 ERROR = "error.json"
+EVENTS = "events.parquet"
 
 
 def write_run(folder: Path, summary: Mapping[str, Any], config_yaml: str, tables: Any) -> None:
     """Write a run's files; the summary comes last, so that its presence means all are there."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / ERROR).unlink(missing_ok=True)  # of an earlier run into the same folder
+    for earlier in (ERROR, EVENTS):  # what another run into the same folder left
+        (folder / earlier).unlink(missing_ok=True)
     origin = summary["provenance"]
     steps, requests = folder / "steps.parquet", folder / "requests.parquet"
     write_table(steps, STEP_COLUMNS, tables.steps, {"phase": Phase}, origin)
     write_table(requests, REQUEST_COLUMNS, tables.requests, {}, origin)
     if tables.events is not None:
         rows, names = tables.events.rows, {"lane": Lane, "kind": Kind}
-        write_table(folder / "events.parquet", EVENT_COLUMNS, rows, names, origin)
-    else:
-        (folder / "events.parquet").unlink(
-            missing_ok=True
-        )  # of an earlier run into the same folder
+        write_table(folder / EVENTS, EVENT_COLUMNS, rows, names, origin)
     write_text(folder / "config.yaml", config_yaml)
     write_text(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
 

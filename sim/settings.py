@@ -44,17 +44,14 @@ _SWITCH: Rule = (lambda value: isinstance(value, bool), "must be true or false")
 _SPAN: Rule = (_is_span, "must be [first, last + 1], where last + 1 may be null")
 _GROUP: Rule = (lambda value: isinstance(value, Mapping), "must be a group of settings")
 
+OPTIONAL_ROLES = ("placement", "prefetch", "routing", "repack", "stages")
+"""The parts a policy may do without."""
 SETTINGS: dict[str, dict[str, Rule]] = {
     "trace": {"name": _TEXT, "path": _TEXT},
     "policy": {
         "name": _TEXT,
         "scope": (lambda value: value in ("layer", "global"), "must be 'layer' or 'global'"),
-        "cache": _GROUP,
-        "placement": _GROUP,
-        "prefetch": _GROUP,
-        "routing": _GROUP,
-        "repack": _GROUP,
-        "stages": _GROUP,
+        **dict.fromkeys(("cache", *OPTIONAL_ROLES), _GROUP),
     },
     "cache": {
         "ratio": (_is_ratio, "must be a number in [0, 1]"),
@@ -66,7 +63,6 @@ SETTINGS: dict[str, dict[str, Rule]] = {
     "calibration": {"trace": _or_null(_TEXT), "requests": _or_null(_SPAN)},
     "output": {"events": _SWITCH, "belady": _SWITCH},
 }
-OPTIONAL = {f"policy.{role}" for role in ("placement", "prefetch", "routing", "repack", "stages")}
 SINGLE: dict[str, Rule] = {"model": _GROUP, "machine": _GROUP, "estimate": _GROUP}
 
 
@@ -87,7 +83,7 @@ def _check_keys(found: Mapping[str, Any], known: Mapping[str, Any], prefix: str)
         if key not in known:
             raise ConfigError(f"{prefix}{key}: unknown key{did_you_mean(str(key), known)}")
     for key in known:
-        if key not in found and f"{prefix}{key}" not in OPTIONAL:
+        if key not in found and key not in OPTIONAL_ROLES:
             raise ConfigError(f"{prefix}{key}: missing, must be given")
 
 

@@ -30,7 +30,7 @@ def simulate(
         scenario.workload,
         scenario.offloader,
         scenario.costs,
-        record_events=bool(config["output"]["events"]),
+        record_events=config["output"]["events"],
         on_step=on_step,
     )
     tables = timeline.run()
@@ -41,8 +41,8 @@ def simulate(
     if config["output"]["belady"]:
         bound = belady_hit_rate(scenario, file_sha256(config["trace"]["path"]))
     metrics["belady_hit_rate"] = bound
-    metrics["notes"] = _notes(scenario)
     metrics["belady_gap"] = None if bound is None else bound - metrics["hit_rate"]
+    metrics["notes"] = _notes(scenario)
     return {
         **_choices(config, scenario),
         **metrics,
@@ -84,12 +84,11 @@ def _choices(config: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
 def _provenance(config: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
     """Return where the numbers come from: the trace's origin, how it was priced, and digests."""
     meta, calibration = scenario.workload.trace.meta, scenario.calibration
-    digest = file_sha256(config["trace"]["path"])
     return {
         "trace_kind": meta.provenance.kind,
         "trace_source": meta.provenance.source,
         "trace_model": meta.model,
-        "trace_sha256": digest,
+        "trace_sha256": file_sha256(config["trace"]["path"]),
         "priced_as": scenario.shape.priced_note(),
         "calibration_requests": list(calibration.span),
         "calibration_overlaps_workload": scenario.calibration_overlaps,
