@@ -1,45 +1,26 @@
-"""How long each piece of work takes on a machine: the truth for a timeline, an estimate for policies.
+"""How long each piece of work takes on a machine: truth for a timeline, estimate for policies.
 
-Roofline with fixed costs: time = fixed + max(bytes / achieved rate, operations / achieved rate).
-The form follows measured curves (H200, 4096 x 4096 weights: 12.6 us flat from 1 to 64 tokens, then
-growing with tokens from about 250 on; aiconfigurator GEMM tables). What overlaps with what is not
-decided here.
+What overlaps with what, and what shares a memory or a link, is not decided here.
 """
 
 from __future__ import annotations
 
-from hwmodels.machine import Machine
+from collections.abc import Sequence
+from functools import cached_property
+
+from hwmodels.engine import Engine
+from hwmodels.errors import HardwareError
+from hwmodels.host_cost import CPUWork, HostCosts
+from hwmodels.kernel_cost import ACTIVATION_BYTES, KernelCosts
+from hwmodels.machine import Machine, Storage
 from hwmodels.model_shape import ModelShape
-from hwmodels.units import compute_ns, transfer_ns
-
-EXPERT_LAUNCHES_UNPACKED = 5
-"""Kernels of one expert on its own: gather, gate-up, activation, down, scatter (model assumption)."""
-EXPERT_LAUNCHES_PACKED = 3
-"""The same when its tokens lie together already: gate-up, activation, down."""
-PACK_LAUNCHES = 2
-"""Permute and unpermute of a layer's tokens."""
-DENSE_LAUNCHES = 10
-"""Norm, QKV, rotary, KV write, attention, output, norm, router, top-k, combine (model assumption).
-
-An engine with fused kernels launches 27 to 28 a layer for Qwen3-30B-A3B, those of its experts included
-(1341 a token: kekzl/imp PR 1377); one kernel set an expert, as here, comes to 10 + 8 x 5 = 50 a layer, 34
-packed, so that GPU time at batch 1 is that of an engine without fusion.
-"""
-SHARED_LAUNCHES = 4
-"""Gate-up, activation, down and addition of shared experts."""
-DENSE_ONLY_LAUNCHES = 10
-"""Norm, QKV, rotary, KV write, attention, output, norm, gate-up, activation, down."""
-HEAD_LAUNCHES = 4
-"""Embedding, last norm, LM head, sampling."""
-ACTIVATION_BYTES = 2
-"""One activation value (16 bit)."""
+from hwmodels.units import transfer_ns
 
 
 class CostModel:
     """Costs of a model's work on a machine, in int nanoseconds, rounded up.
 
-    Asked millions of times by a simulation, so answers about experts are kept. ``load_ns_by_layer``
-    has :meth:`load_ns` as a list, for loops that need no call.
+    Asked millions of times by a simulation, so answers about experts are kept.
 
     Parameters
     ----------
@@ -47,169 +28,178 @@ class CostModel:
         The model, already priced as the trace that runs.
     machine
         The machine.
+    engine
+        How the work is launched, grouped and read.
     """
 
-    def __init__(self, shape: ModelShape, machine: Machine) -> None:
+    def __init__(self, shape: ModelShape, machine: Machine, engine: Engine) -> None:
         self.shape = shape
         self.machine = machine
-        self._num_layers = shape.num_moe_layers
-        self._expert_bytes = [shape.expert_bytes(layer) for layer in range(self._num_layers)]
-        self.load_ns_by_layer = [self.transfer_ns(size) for size in self._expert_bytes]
+        self.engine = engine
+        self._kernels = KernelCosts(shape, machine, engine)
+        self._host = HostCosts(shape, machine, engine)
+        self._is_grouped = engine.kernels == "grouped" and machine.gpu is not None
         self._gpu_ns: dict[tuple[int, int, bool], int] = {}
+        self._group_ns: dict[tuple[int, int, int, bool], int] = {}
+        self._cpu_work: dict[tuple[int, int], CPUWork] = {}
         self._cpu_ns: dict[tuple[int, int], int] = {}
 
-    # -- the link ----------------------------------------------------------------------------------
+    # -- loads -------------------------------------------------------------------------------------
 
     def load_ns(self, layer: int) -> int:
-        """Copy one expert of ``layer`` from host to GPU memory over an idle link."""
-        if layer < 0 or layer >= self._num_layers:
-            raise self._layer_error(layer)
-        return self.load_ns_by_layer[layer]
+        """Bring one expert of ``layer`` to where it computes, with nothing else under way.
 
-    def transfer_ns(self, num_bytes: int) -> int:
-        """Copy ``num_bytes`` from host to GPU: setup + bytes / rate.
-
-        The affine form and a setup of about 10 us fit a measured size curve (kekzl/imp PR 1409).
+        A copy over the idle link: setup + bytes / rate. On a machine without a link a read from idle
+        storage, at the rate of the engine's block and depth; HardwareError where there is none. The
+        affine form and a setup of about 10 us fit a measured size curve (kekzl/imp PR 1409).
         """
-        _check(num_bytes=num_bytes)
-        link = self.machine.link
-        return link.copy_setup_ns + transfer_ns(num_bytes, link.load_bytes_per_s)
+        self._check_layer(layer)
+        return self._load_ns[layer]
 
-    # -- experts -----------------------------------------------------------------------------------
+    def copy_ns(self, layer: int) -> int:
+        """Return the part of :meth:`load_ns` that is bytes: one expert over the link (or from storage)."""
+        self._check_layer(layer)
+        return self._copy_ns[layer]
+
+    @cached_property
+    def _load_ns(self) -> list[int]:
+        link = self.machine.link
+        setup_ns = self._storage.setup_ns if link is None else link.copy_setup_ns
+        return [setup_ns + copy_ns for copy_ns in self._copy_ns]
+
+    @cached_property
+    def _copy_ns(self) -> list[int]:
+        link, engine = self.machine.link, self.engine
+        if link is None:
+            blocks = engine.storage_block_bytes, engine.storage_queue_depth
+            rate = self._storage.bytes_per_s(*blocks)
+        else:
+            rate = link.load_bytes_per_s
+        layers = range(self.shape.num_moe_layers)
+        return [transfer_ns(self.shape.expert_bytes(layer), rate) for layer in layers]
+
+    @property
+    def _storage(self) -> Storage:
+        if self.machine.storage is None:
+            raise HardwareError(
+                f"machine/{self.machine.name}: storage: missing, must be given where experts are read "
+                "from it"
+            )
+        return self.machine.storage
+
+    # -- experts on the device ---------------------------------------------------------------------
 
     def expert_gpu_ns(self, layer: int, num_tokens: int, packed: bool) -> int:
-        """Compute one expert whose weights are in GPU memory.
+        """Compute one expert, on its own, whose weights are in the device's memory.
 
-        launches * launch + max(kernel floor, weight bytes / memory rate, operations / matmul rate);
-        0 for no tokens. ``packed``: the layer's tokens were permuted by expert (:meth:`pack_ns`), so
-        the expert's own gather and scatter fall away. Activation traffic is left out.
+        launches * launch + max(kernel floor, weight bytes / rate, operations / matmul rate), and what
+        grouped kernels pay for tokens that are not packed; 0 for no tokens. ``packed``: the layer's
+        tokens were permuted by expert (:meth:`pack_ns`). Without a GPU it is :meth:`expert_cpu_ns`.
         """
         cost = self._gpu_ns.get((layer, num_tokens, packed))
         if cost is None:
-            cost = self._new_expert_gpu_ns(layer, num_tokens, packed)
+            if self.machine.gpu is None:
+                cost = self.expert_cpu_ns(layer, num_tokens)
+            else:
+                cost = self._kernel_set_ns(layer, 1, num_tokens, packed)
             self._gpu_ns[layer, num_tokens, packed] = cost
         return cost
 
-    def expert_cpu_ns(self, layer: int, num_tokens: int) -> int:
-        """Compute one expert on the CPU where its weights lie.
+    def experts_gpu_ns(self, layer: int, token_counts: Sequence[int], packed: bool) -> int:
+        """Compute experts that start together; ``token_counts`` has the tokens of each.
 
-        max(setup + weight bytes / rate of the threads in use, operations / their matmul rate); 0 for
-        no tokens. Flat in tokens until operations bind: one pass over the weights serves them all.
-        The affine form fits measured expert kernels over quantisations (KTransformers, Xeon 6454S:
-        145 us + bytes / 229 GB/s for six experts). :meth:`handover_ns` comes once a layer on top.
+        Per-expert kernels: one after another. Grouped: one set of kernels for all.
+        """
+        if not self._is_grouped:
+            return sum([self.expert_gpu_ns(layer, count, packed) for count in token_counts])
+        used = sum([1 for count in token_counts if count])
+        key = (layer, used, sum(token_counts), packed)
+        cost = self._group_ns.get(key)
+        if cost is None:
+            cost = self._group_ns[key] = self._kernel_set_ns(*key)
+        return cost
+
+    def _kernel_set_ns(self, layer: int, num_experts: int, num_tokens: int, packed: bool) -> int:
+        self._check_layer(layer)
+        _check(num_tokens=num_tokens)
+        return self._kernels.experts_ns(layer, num_experts, num_tokens, packed)
+
+    def pack_ns(self, num_tokens: int) -> int:
+        """Permute a layer's tokens by expert and back."""
+        _check(num_tokens=num_tokens)
+        return self._kernels.pack_ns(num_tokens)
+
+    # -- experts on the CPU ------------------------------------------------------------------------
+
+    @property
+    def num_cpu_teams(self) -> int:
+        """Experts that the CPU computes at the same time: the engine's wish, at most one a thread."""
+        return self._host.num_teams
+
+    def expert_cpu_ns(self, layer: int, num_tokens: int) -> int:
+        """Compute one expert by one team of CPU threads, with nothing else on the memory.
+
+        max(setup + weight bytes / rate of the threads, operations / their matmul rate), or as measured
+        where the machine has a table; 0 for no tokens. Flat in tokens until operations bind: one pass
+        over the weights serves them all. The affine form fits measured expert kernels over
+        quantisations (KTransformers, Xeon 6454S: 145 us + bytes / 229 GB/s for six experts).
+        :meth:`handover_ns` comes once a layer on top.
         """
         cost = self._cpu_ns.get((layer, num_tokens))
         if cost is None:
-            cost = self._new_expert_cpu_ns(layer, num_tokens)
+            cost = self.cpu_work(layer, num_tokens).alone_ns
             self._cpu_ns[layer, num_tokens] = cost
         return cost
 
-    def handover_ns(self) -> int:
-        """Hand a layer's activations to the CPU and back."""
+    def cpu_work(self, layer: int, num_tokens: int) -> CPUWork:
+        """Return :meth:`expert_cpu_ns` as a reader of a memory that others read too."""
+        work = self._cpu_work.get((layer, num_tokens))
+        if work is None:
+            self._check_layer(layer)
+            _check(num_tokens=num_tokens)
+            work = self._host.expert_work(layer, num_tokens)
+            self._cpu_work[layer, num_tokens] = work
+        return work
+
+    def handover_ns(self, num_tokens: int) -> int:
+        """Hand a layer's activations to the CPU and back: fixed, for their bytes are few."""
+        _check(num_tokens=num_tokens)
         return self.machine.cpu.handover_ns
 
-    def pack_ns(self, num_tokens: int) -> int:
-        """Permute a layer's tokens by expert and back: 2 launches + activation bytes / memory rate.
-
-        Each token is read once and written top_k times, and the reverse afterwards (model assumption).
-        """
+    def activation_bytes(self, num_tokens: int) -> int:
+        """Return the bytes of the hidden states of ``num_tokens`` tokens, one way."""
         _check(num_tokens=num_tokens)
-        if not num_tokens:
-            return 0
-        gpu, shape = self.machine.gpu, self.shape
-        moved = 2 * num_tokens * (1 + shape.top_k) * shape.hidden_size * ACTIVATION_BYTES
-        return PACK_LAUNCHES * gpu.launch_ns + transfer_ns(moved, gpu.memory_bytes_per_s)
+        return num_tokens * self.shape.hidden_size * ACTIVATION_BYTES
 
     # -- all the rest ------------------------------------------------------------------------------
 
-    def dense_ns(self, num_tokens: int, kv_tokens: int, num_sequences: int | None = None) -> int:
+    def dense_ns(self, num_tokens: int, kv_tokens: int, attention_pairs: int) -> int:
         """Run attention, router and shared experts of one MoE layer.
 
-        launches * launch + max(kernel floor, (weight + KV bytes) / memory rate, operations / matmul
-        rate), a model assumption. ``kv_tokens`` are the KV entries read, summed over sequences, the
-        new tokens' own included. ``num_sequences`` (default: one a token, as in decode) tells how
-        many pairs of new token and KV entry attention computes.
+        Matrices: launches * launch + max(kernel floor, weight bytes / rate, operations / rate), a model
+        assumption; attention: floor + max(KV bytes / rate, operations / rate) on top; a CPU that
+        computes everything adds its dispatch. ``kv_tokens`` are the KV entries read, summed over
+        sequences, the new tokens' own included; ``attention_pairs`` the pairs of new token and KV entry,
+        q * k - q * (q - 1) / 2 for q new tokens and k entries, summed over sequences.
         """
-        _check(num_tokens=num_tokens, kv_tokens=kv_tokens, num_sequences=num_sequences or 0)
-        if not num_tokens:
-            return 0
-        shape = self.shape
-        launches = DENSE_LAUNCHES + (SHARED_LAUNCHES if shape.num_shared_experts else 0)
-        read = shape.dense_layer_bytes(0) + kv_tokens * shape.kv_bytes_per_token_layer
-        pairs = _attention_pairs(num_tokens, kv_tokens, num_sequences or num_tokens)
-        flops = 2 * num_tokens * shape.dense_params + pairs * shape.attention_flops_per_pair
-        return self._kernels_ns(launches, read, flops)
+        _check(num_tokens=num_tokens, kv_tokens=kv_tokens, attention_pairs=attention_pairs)
+        return self._kernels.dense_ns(num_tokens, kv_tokens, attention_pairs)
 
-    def step_ns(self, num_tokens: int, num_sequences: int, kv_tokens: int = 0) -> int:
+    def step_ns(
+        self, num_tokens: int, num_outputs: int, kv_tokens: int, attention_pairs: int
+    ) -> int:
         """Run what a step costs beside its MoE layers: embedding, dense-only layers, LM head.
 
-        The machine's fixed cost of a step, plus each part as in :meth:`dense_ns`; the head sees one
-        token a sequence. ``kv_tokens`` prices the KV that dense-only layers read.
+        The machine's fixed cost of a step, plus each part as in :meth:`dense_ns`; the head computes
+        ``num_outputs`` tokens, and is not read for none (a chunk of a prompt that is not its last).
         """
-        _check(num_tokens=num_tokens, num_sequences=num_sequences, kv_tokens=kv_tokens)
-        if not num_tokens:
-            return 0
-        shape = self.shape
-        looked_up = num_tokens * shape.hidden_size * ACTIVATION_BYTES
-        head_flops = 2 * num_sequences * shape.head_params
-        head_ns = self._kernels_ns(HEAD_LAUNCHES, shape.head_bytes + looked_up, head_flops)
-        layers_ns = shape.num_dense_only_layers * self._dense_only_ns(
-            num_tokens, num_sequences, kv_tokens
-        )
-        return self.machine.gpu.step_overhead_ns + head_ns + layers_ns
+        _check(num_tokens=num_tokens, num_outputs=num_outputs)
+        _check(kv_tokens=kv_tokens, attention_pairs=attention_pairs)
+        return self._kernels.step_ns(num_tokens, num_outputs, kv_tokens, attention_pairs)
 
-    # -- the formulas ------------------------------------------------------------------------------
-
-    def _kernels_ns(self, launches: int, num_bytes: int, num_flops: int) -> int:
-        """Return launches * launch + max(kernel floor, bytes / rate, operations / rate)."""
-        gpu = self.machine.gpu
-        work_ns = max(
-            gpu.kernel_floor_ns,
-            transfer_ns(num_bytes, gpu.memory_bytes_per_s),
-            compute_ns(num_flops, gpu.matmul_flops),
-        )
-        return launches * gpu.launch_ns + work_ns
-
-    def _dense_only_ns(self, num_tokens: int, num_sequences: int, kv_tokens: int) -> int:
-        shape = self.shape
-        read = shape.dense_only_layer_bytes + kv_tokens * shape.kv_bytes_per_token_layer
-        pairs = _attention_pairs(num_tokens, kv_tokens, num_sequences or num_tokens)
-        flops = 2 * num_tokens * shape.dense_only_params + pairs * shape.attention_flops_per_pair
-        return self._kernels_ns(DENSE_ONLY_LAUNCHES, read, flops)
-
-    def _new_expert_gpu_ns(self, layer: int, num_tokens: int, packed: bool) -> int:
-        num_bytes, num_flops = self._expert_work(layer, num_tokens)
-        if not num_tokens:
-            return 0
-        launches = EXPERT_LAUNCHES_PACKED if packed else EXPERT_LAUNCHES_UNPACKED
-        return self._kernels_ns(launches, num_bytes, num_flops)
-
-    def _new_expert_cpu_ns(self, layer: int, num_tokens: int) -> int:
-        num_bytes, num_flops = self._expert_work(layer, num_tokens)
-        if not num_tokens:
-            return 0
-        cpu = self.machine.cpu
-        stream_ns = cpu.expert_setup_ns + transfer_ns(num_bytes, cpu.expert_bytes_per_s)
-        return max(stream_ns, compute_ns(num_flops, cpu.expert_flops))
-
-    def _expert_work(self, layer: int, num_tokens: int) -> tuple[int, int]:
-        """Return the bytes and operations of one expert; raise ValueError for impossible arguments."""
-        _check(num_tokens=num_tokens)
-        if not 0 <= layer < self._num_layers:
-            raise self._layer_error(layer)
-        return self._expert_bytes[layer], num_tokens * self.shape.expert_flops_per_token
-
-    def _layer_error(self, layer: int) -> ValueError:
-        return ValueError(f"layer = {layer}: must be in [0, {self._num_layers})")
-
-
-def _attention_pairs(num_tokens: int, kv_tokens: int, num_sequences: int) -> int:
-    """Return the (new token, KV entry) pairs of causal attention, sequences taken as equally long.
-
-    With q new tokens and k entries (the new ones included) a sequence: q * k - q * (q - 1) / 2.
-    """
-    entries = max(kv_tokens, num_tokens)
-    return num_tokens * (2 * entries - num_tokens + num_sequences) // (2 * num_sequences)
+    def _check_layer(self, layer: int) -> None:
+        if not 0 <= layer < self.shape.num_moe_layers:
+            raise ValueError(f"layer = {layer}: must be in [0, {self.shape.num_moe_layers})")
 
 
 def _check(**counts: int) -> None:

@@ -1,7 +1,8 @@
-"""What a machine can do: GPU, host link and CPU as figures, each with where it comes from.
+"""What a machine can do: its parts as figures, each with where it comes from.
 
-Rates are what kernels and copies *achieve*, not what a data sheet promises; a figure that had to be
-scaled from one says so in its source.
+A figure that had to be scaled from a data sheet says so in its source. Three kinds of machine follow from
+which parts there are: a GPU with its own memory behind a link, a GPU that shares the host's memory (no
+link), and a CPU alone (no GPU).
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from hwmodels.devices import CPU, GPU, Link, Storage
 from hwmodels.errors import figure_error, missing_error, unknown_error
-from hwmodels.fields import is_numeric, read_fields
+from hwmodels.fields import check_rules, is_figure, read_fields
+
+__all__ = ["CPU", "GPU", "TRUST_CLASSES", "Link", "Machine", "Storage", "numeric_fields"]
 
 TRUST_CLASSES = {
     "S": "vendor specification, found in a source file",
@@ -25,104 +29,40 @@ _SOURCE = re.compile(rf"[{''.join(TRUST_CLASSES)}]: \S.*", re.DOTALL)
 _MAY_BE_ZERO = (
     "kernel_floor_ns",
     "launch_ns",
+    "graph_launch_ns",
+    "attention_floor_ns",
     "step_overhead_ns",
     "workspace_bytes",
     "copy_setup_ns",
+    "copy_gap_ns",
+    "copy_issue_ns",
+    "hop_ns",
     "expert_setup_ns",
     "handover_ns",
+    "dispatch_ns",
+    "setup_ns",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class GPU:
-    """A GPU: rates are for large buffers and large matrices, times for one kernel."""
-
-    name: str
-    memory_bytes: int
-    memory_bytes_per_s: int
-    """Rate at which weights stream from memory into matrix-vector kernels."""
-    matmul_flops: int
-    """Dense 16-bit matrix multiplication."""
-    kernel_floor_ns: int
-    """What the smallest matrix kernel takes."""
-    launch_ns: int
-    """Distance of kernels launched one after another (about half in a CUDA graph)."""
-    step_overhead_ns: int
-    """Fixed cost of a step beside its kernels: sampling, synchronisation, the engine's own work."""
-    workspace_bytes: int
-    """Memory neither weights nor KV can have: context, activations, library buffers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """The link between host and GPU memory, each direction for itself."""
-
-    name: str
-    h2d_bytes_per_s: int
-    """Host to GPU, large pinned buffers."""
-    d2h_bytes_per_s: int
-    """GPU to host, large pinned buffers."""
-    pageable_bytes_per_s: int
-    """Either direction when host memory is not pinned."""
-    copy_setup_ns: int
-    """Time before the first byte of an isolated asynchronous copy."""
-    pinned: bool
-    """Whether expert weights lie in pinned host memory."""
-
-    @property
-    def load_bytes_per_s(self) -> int:
-        """Rate of an expert's copy to the GPU, pinned or not."""
-        if self.pinned:
-            return self.h2d_bytes_per_s
-        return min(self.h2d_bytes_per_s, self.pageable_bytes_per_s)
-
-
-@dataclass(frozen=True, slots=True)
-class CPU:
-    """The host: its memory, and what its cores achieve in expert kernels."""
-
-    name: str
-    cores: int
-    threads_used: int
-    memory_bytes: int
-    memory_bytes_per_s: int
-    """Rate at which all cores together stream expert weights."""
-    thread_bytes_per_s: int
-    """The most one thread adds to that rate."""
-    matmul_flops: int
-    """Matrix multiplication by all cores."""
-    expert_setup_ns: int
-    """Cost of one expert before its first byte: dispatch, fork and join of threads."""
-    handover_ns: int
-    """Cost of a layer that uses the CPU: activations there and back, synchronisation."""
-
-    @property
-    def expert_bytes_per_s(self) -> int:
-        """Weight streaming by the threads in use: min(threads * one thread, all)."""
-        return min(self.memory_bytes_per_s, self.threads_used * self.thread_bytes_per_s)
-
-    @property
-    def expert_flops(self) -> int:
-        """Matrix multiplication by the threads in use: their share of the cores, at most all."""
-        return max(1, self.matmul_flops * min(self.threads_used, self.cores) // self.cores)
+_PARTS: dict[str, type] = {"gpu": GPU, "link": Link, "cpu": CPU, "storage": Storage}
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine; ``sources`` maps each numeric field (``gpu.launch_ns``) to ``"X: where from"``."""
+    """A machine; ``sources`` maps each figure (``gpu.launch_ns``) to ``"X: where from"``."""
 
     name: str
-    gpu: GPU
-    link: Link
     cpu: CPU
     sources: Mapping[str, str]
+    gpu: GPU | None = None
+    link: Link | None = None
+    storage: Storage | None = None
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], name: str = "machine") -> Machine:
         """Build a machine from plain values as in ``conf/machine/*.yaml``.
 
-        ``name`` tells the file in messages. Every field must be there, every number must be finite,
-        positive and sourced; raises HardwareError for the first that is not.
+        ``name`` tells the file in messages. A part that the machine lacks is left out or null; every
+        figure that is given must be finite, positive and sourced. Raises HardwareError for the first
+        mistake.
         """
         if not isinstance(mapping, Mapping):
             raise figure_error(name, "(all)", mapping, "must be a mapping")
@@ -130,35 +70,70 @@ class Machine:
         for key, value in mapping.items():
             if key not in known:
                 raise unknown_error(name, key, value, known)
-        for key in known:
+        for key in ("name", "cpu", "sources"):
             if key not in mapping:
                 raise missing_error(name, key)
         title = mapping["name"]
         if not isinstance(title, str) or not title:
             raise figure_error(name, "name", title, "must be a text that is not empty")
-        gpu, link, cpu = (
-            part(**read_fields(part, mapping[key], name, f"{key}.", may_be_zero=_MAY_BE_ZERO))
-            for key, part in _PARTS.items()
+        parts = {key: _read_part(key, mapping[key], name) for key in _PARTS if key in mapping}
+        if parts.get("link") and not parts.get("gpu"):
+            rule = "must be left out, or null, where there is no gpu"
+            raise figure_error(name, "link", parts["link"].name, rule)
+        return cls(name=title, sources=_read_sources(mapping, name), **parts)
+
+    @property
+    def kind(self) -> str:
+        """Say which parts there are: ``discrete``, ``unified`` (no link) or ``cpu_only`` (no GPU)."""
+        if self.gpu is None:
+            return "cpu_only"
+        return "unified" if self.link is None else "discrete"
+
+    @property
+    def device(self) -> GPU:
+        """The figures of what computes: the GPU, or the CPU written as one."""
+        if self.gpu is not None:
+            return self.gpu
+        cpu = self.cpu
+        return GPU(
+            name=cpu.name,
+            memory_bytes=cpu.memory_bytes,
+            memory_bytes_per_s=cpu.expert_bytes_per_s,
+            matmul_flops=cpu.expert_flops,
+            kernel_floor_ns=cpu.expert_setup_ns,
+            launch_ns=0,
+            graph_launch_ns=0,
+            attention_floor_ns=0,
+            step_overhead_ns=0,
+            workspace_bytes=0,
         )
-        sources = _read_sources(mapping, name)
-        return cls(name=title, gpu=gpu, link=link, cpu=cpu, sources=sources)
-
-
-_PARTS: dict[str, type] = {"gpu": GPU, "link": Link, "cpu": CPU}
 
 
 def numeric_fields() -> list[str]:
-    """Return the dotted names of all figures of a machine."""
-    return [
-        f"{key}.{f.name}" for key, part in _PARTS.items() for f in fields(part) if is_numeric(f)
-    ]
+    """Return the dotted names of all figures a machine can have."""
+    return [f"{key}.{f.name}" for key, part in _PARTS.items() for f in fields(part) if is_figure(f)]
+
+
+def _read_part(key: str, value: object, name: str) -> Any:
+    """Return a part's checked dataclass; None where the machine may do without it and does."""
+    if value is None and key != "cpu":
+        return None
+    part = _PARTS[key]
+    built = part(**read_fields(part, value, name, f"{key}.", may_be_zero=_MAY_BE_ZERO))
+    if isinstance(built, Link | CPU):
+        check_rules(built, name, f"{key}.")
+    return built
 
 
 def _read_sources(mapping: Mapping[str, Any], name: str) -> dict[str, str]:
-    """Return the checked sources; every figure has one, and nothing else has."""
+    """Return the checked sources; every figure that is given has one.
+
+    A source may stand for a figure that is not given, so that an override may take a part away, or
+    give a figure for which the file says what it would have to be.
+    """
     sources = mapping["sources"]
     if not isinstance(sources, Mapping):
-        raise figure_error(name, "sources", sources, "must map each numeric field to its source")
+        raise figure_error(name, "sources", sources, "must map each figure to its source")
     known = numeric_fields()
     for key, text in sources.items():
         if key not in known:
@@ -167,8 +142,9 @@ def _read_sources(mapping: Mapping[str, Any], name: str) -> dict[str, str]:
             rule = f"must be 'LETTER: where from', LETTER one of {', '.join(TRUST_CLASSES)}"
             raise figure_error(name, f"sources[{key}]", text, rule)
     for key in known:
-        if key not in sources:
-            part, _, field = key.partition(".")
+        part, _, field = key.partition(".")
+        given = (mapping.get(part) or {}).get(field)
+        if given is not None and key not in sources:
             rule = f"needs an entry {key!r} in sources that says where it comes from"
-            raise figure_error(name, key, mapping[part][field], rule)
+            raise figure_error(name, key, given, rule)
     return dict(sources)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hwmodels.errors import HardwareError, figure_error
-from hwmodels.fields import read_fields
+from hwmodels.errors import HardwareError
+from hwmodels.fields import Numbers, Rule, check_rules, read_fields
 from hwmodels.units import weight_bytes
 
 MLP_MATRICES = 3
@@ -27,7 +27,8 @@ class ModelShape:
     ``kv_lora_rank`` is > 0, ``head_dim`` is the part of a head without rotary embedding and the size
     of a value head, ``num_kv_heads`` plays no part, and the KV cache holds the compressed latents.
     Bits are per weight with scales: 16 for bf16, 4.25 for MXFP4, about 4.5 for Q4. ``dense_bits`` is
-    the precision of all that is not a routed expert.
+    the precision of all that is not a routed expert. With ``expert_bits_by_layer``, one number a MoE
+    layer, ``expert_bits`` is their mean.
     """
 
     name: str
@@ -53,6 +54,7 @@ class ModelShape:
     kv_lora_rank: int = 0
     q_lora_rank: int = 0
     qk_rope_head_dim: int = 0
+    expert_bits_by_layer: Numbers | None = None
     priced_from: tuple[int, int, int] | None = None
     """MoE layers, experts and top-k of the model itself, if a trace's stand in their place."""
 
@@ -62,15 +64,18 @@ class ModelShape:
 
         ``name`` tells the file in messages; raises HardwareError for the first mistake.
         """
-        values = read_fields(cls, mapping, name, may_be_zero=_MAY_BE_ZERO, skip=("priced_from",))
+        own = mapping
+        if isinstance(mapping, Mapping) and mapping.get("expert_bits_by_layer") is not None:
+            own = {**mapping, "expert_bits": 1}  # their mean, once they are read
+        values = read_fields(cls, own, name, may_be_zero=_MAY_BE_ZERO, skip=("priced_from",))
+        if by_layer := values.get("expert_bits_by_layer"):
+            values["expert_bits"] = sum(by_layer) / len(by_layer)
         shape = cls(**values)
-        for field, is_kept, rule in shape._rules():
-            if not is_kept:
-                raise figure_error(name, field, values.get(field, 0), rule)
+        check_rules(shape, name)
         return shape
 
-    def _rules(self) -> list[tuple[str, bool, str]]:
-        """Return (field, whether it is kept, rule) for what fields demand of each other."""
+    def rules(self) -> list[Rule]:
+        """Return what fields demand of each other."""
         layers, moe, experts = self.num_layers, self.num_moe_layers, self.num_experts
         heads, shared = self.num_attention_heads, self.num_shared_experts
         is_latent = self.kv_lora_rank > 0
@@ -81,6 +86,16 @@ class ModelShape:
                 "num_kv_heads",
                 is_latent or heads % self.num_kv_heads == 0,
                 f"must divide num_attention_heads = {heads}",
+            ),
+            (
+                "expert_bits_by_layer",
+                max(self.expert_bits_by_layer or (1,)) <= 32,
+                "must be numbers <= 32",
+            ),
+            (
+                "expert_bits_by_layer",
+                len(self.expert_bits_by_layer or range(moe)) == moe,
+                f"must have num_moe_layers = {moe} numbers",
             ),
             ("expert_bits", self.expert_bits <= 32, "must be <= 32"),
             ("dense_bits", self.dense_bits <= 32, "must be <= 32"),
@@ -107,16 +122,22 @@ class ModelShape:
     def priced_as(self, num_layers: int, num_experts: int, top_k: int) -> ModelShape:
         """Return this model with a trace's MoE layers, experts and top-k at the same sizes a layer.
 
-        Dense-only layers, embedding and head stay. The model's own counts are kept for
-        :meth:`priced_note`; raises HardwareError if the counts are impossible.
+        Dense-only layers, embedding and head stay; bits by layer are cut, or repeated from the first
+        on. The model's own counts are kept for :meth:`priced_note`; raises HardwareError if the counts
+        are impossible.
         """
         if not 1 <= top_k <= num_experts or num_layers < 1:
             raise HardwareError(
                 f"model/{self.name}: priced_as = {num_layers} layers, {num_experts} experts, "
                 f"top-{top_k}: must be at least 1 layer and 1 <= top_k <= num_experts"
             )
+        by_layer = self.expert_bits_by_layer
+        if by_layer is not None:
+            by_layer = tuple(by_layer[layer % len(by_layer)] for layer in range(num_layers))
         return replace(
             self,
+            expert_bits=sum(by_layer) / num_layers if by_layer else self.expert_bits,
+            expert_bits_by_layer=by_layer,
             num_layers=num_layers + self.num_dense_only_layers,
             num_moe_layers=num_layers,
             num_experts=num_experts,
@@ -195,8 +216,12 @@ class ModelShape:
 
     def expert_bytes(self, layer: int) -> int:
         """Return the bytes of one routed expert of MoE layer ``layer``."""
+        return weight_bytes(self.expert_params, self.expert_bits_of(layer))
+
+    def expert_bits_of(self, layer: int) -> float:
+        """Return the bits a weight of the experts of MoE layer ``layer``."""
         self._check_layer(layer)
-        return weight_bytes(self.expert_params, self.expert_bits)
+        return self.expert_bits_by_layer[layer] if self.expert_bits_by_layer else self.expert_bits
 
     @property
     def attention_bytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -14,12 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hwmodels.cost import CostModel
+from hwmodels.engine import Engine
 from hwmodels.machine import Machine
 from hwmodels.model_shape import ModelShape
 from sim.budget import Budget, plan_memory
+from sim.hardware import Hardware, hardware_of
 from sim.offloader import Offloader
 from sim.parts import build_policies
-from sim.residency import Residency
+from sim.policies.base import PolicySet
+from sim.policies.classic import LRU
 from sim.settings import check_settings, did_you_mean
 from sim.types import ConfigError, KeySpace
 from sim.workload import Request, Workload, select_requests
@@ -34,6 +37,7 @@ class Scenario:
     workload: Workload
     offloader: Offloader
     costs: CostModel
+    hardware: Hardware
     budget: Budget
     shape: ModelShape
     machine: Machine
@@ -54,34 +58,97 @@ def build(config: Mapping[str, Any]) -> Scenario:
     shape = ModelShape.from_mapping(config["model"], f"model/{config['model'].get('name')}")
     meta = trace.meta
     shape = shape.priced_as(meta.num_layers, meta.num_experts, meta.top_k)
+    engine = Engine.from_mapping(config["engine"], f"engine/{config['engine'].get('name')}")
     machine = Machine.from_mapping(config["machine"], f"machine/{config['machine'].get('name')}")
-    costs = CostModel(shape, machine)
-    budget = plan_memory(config, shape, machine, workload)
-    keys = KeySpace(meta.num_layers, meta.num_experts)
-    residency = Residency(keys, budget.layer_bytes, budget.pool_of_layer, budget.pool_bytes)
+    costs = CostModel(shape, _as_read(machine, engine), engine)
+    budget = plan_memory(config, costs, workload)
     policies = build_policies(config, workload, len(budget.pool_bytes), calibration)
     budget.check_event(policies, meta.top_k)
-    limit = config["cache"]["prefetch_limit"]
-    offloader = Offloader(
-        residency, policies, _estimate(config, shape, costs), budget.staging_slots, limit
+    _check_roles(config, policies, costs, budget)
+    offloader = _offloader(config, policies, costs, budget)
+    return Scenario(
+        workload=workload,
+        offloader=offloader,
+        costs=costs,
+        hardware=_hardware(costs, policies, budget),
+        budget=budget,
+        shape=shape,
+        machine=machine,
+        calibration=calibration,
     )
-    return Scenario(workload, offloader, costs, budget, shape, machine, calibration)
 
 
-def _estimate(config: Mapping[str, Any], shape: ModelShape, truth: CostModel) -> CostModel:
+def _as_read(machine: Machine, engine: Engine) -> Machine:
+    """Return the machine as an engine uses it: what lies in the page cache cannot be pinned."""
+    link = machine.link
+    if link is None or machine.storage is None or engine.storage_access != "page_cache":
+        return machine
+    return replace(machine, link=replace(link, pinned=False))
+
+
+def _check_roles(
+    config: Mapping[str, Any], policies: PolicySet, costs: CostModel, budget: Budget
+) -> None:
+    """Refuse roles that the machine or engine has no use for; give host memory a policy if it needs one."""
+    name, kind = config["policy"]["name"], costs.machine.kind
+    if policies.placement is not None and kind != "discrete":
+        raise ConfigError(
+            f"policy/{name}: placement: a {kind} machine ({costs.machine.name}) has one memory, so that a "
+            "missing expert can only be loaded; must be left out"
+        )
+    if policies.host is not None and costs.engine.storage_access == "page_cache":
+        raise ConfigError(
+            f"policy/{name}: host: the operating system rules the page cache; must be left out with "
+            "engine.storage_access = page_cache"
+        )
+    if budget.host_bytes is None:
+        policies.host = None
+    elif policies.host is None:
+        policies.host = LRU()
+
+
+def _offloader(
+    config: Mapping[str, Any], policies: PolicySet, costs: CostModel, budget: Budget
+) -> Offloader:
+    keys = KeySpace(costs.shape.num_moe_layers, costs.shape.num_experts)
+    return Offloader(
+        budget.residency(keys),
+        policies,
+        _estimate(config, costs),
+        budget.staging_slots,
+        config["cache"]["prefetch_limit"],
+        budget.joint,
+        budget.host_residency(keys),
+        costs.engine.exclusive_host,
+    )
+
+
+def _hardware(costs: CostModel, policies: PolicySet, budget: Budget) -> Hardware:
+    """Return the resources; sharing is computed where several kinds of work may meet at all."""
+    machine, cache_bytes = costs.machine, budget.cache_bytes
+    one_memory = machine.kind != "discrete" and cache_bytes < budget.all_expert_bytes
+    link = machine.link
+    slow_memory = link is not None and machine.cpu.dram_bytes_per_s < link.load_bytes_per_s
+    meets = policies.placement is not None or budget.pools.num_gpus > 1 or slow_memory
+    reads_storage = budget.host_bytes is not None or one_memory
+    return hardware_of(costs, budget.pools.layout, meets, reads_storage)
+
+
+def _estimate(config: Mapping[str, Any], truth: CostModel) -> CostModel:
     """Return the costs that policies believe in: the truth, but for the figures in ``estimate``."""
     believed = config["estimate"]
     if not believed:
         return truth
-    mapping = dict(config["machine"])
+    mapping: dict[str, Any] = dict(config["machine"])
     for part, figures in believed.items():
         if not isinstance(figures, Mapping) or not isinstance(mapping.get(part), Mapping):
             raise ConfigError(
-                f"estimate.{part} = {figures}: must be figures of gpu, link or cpu"
-                f"{did_you_mean(str(part), ('gpu', 'link', 'cpu'))}"
+                f"estimate.{part} = {figures}: must be figures of gpu, link, cpu or storage"
+                f"{did_you_mean(str(part), ('gpu', 'link', 'cpu', 'storage'))}"
             )
         mapping[part] = {**mapping[part], **figures}
-    return CostModel(shape, Machine.from_mapping(mapping, "estimate"))
+    believed_machine = _as_read(Machine.from_mapping(mapping, "estimate"), truth.engine)
+    return CostModel(truth.shape, believed_machine, truth.engine)
 
 
 # -- traces ----------------------------------------------------------------------------------------
@@ -136,7 +203,7 @@ class Calibration:
         if workload.trace is not self.trace:
             return False
         known = {request.request_id for request in self.requests}
-        return any(request.request_id in known for request in workload.requests)
+        return any(request.source_id in known for request in workload.requests)
 
 
 def _calibration(config: Mapping[str, Any], trace: Trace) -> Calibration:
@@ -157,13 +224,8 @@ def _calibration(config: Mapping[str, Any], trace: Trace) -> Calibration:
 
 def _workload(config: Mapping[str, Any], trace: Trace, calibration: Calibration) -> Workload:
     """Return the requests to run: those asked for, by default all that calibration leaves."""
-    batch_size, span = config["workload"]["batch_size"], config["workload"]["requests"]
-    workload = Workload(trace, batch_size, tuple(span) if span else None)
-    if span is None and calibration.trace is trace:
-        low, high = calibration.span
-        rest = [*workload.requests[:low], *workload.requests[high:]]
-        workload.requests = rest or workload.requests
-    return workload
+    kept_back = calibration.span if calibration.trace is trace else None
+    return Workload.from_settings(config["workload"], trace, kept_back)
 
 
 def _same_shape(source: Trace, trace: Trace, path: str) -> None:

@@ -1,6 +1,7 @@
 """The event table: what every resource did and when; one schema for simulated and real runs.
 
-One row a stretch of work of one lane. Lanes never do two things at once, so rows of a lane do not overlap.
+One row a stretch of work of one lane. A lane (a resource and which of several it is) never does two things
+at once, so its rows do not overlap.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
+from sim.tables import Table
 from sim.types import LayerPlan, StepInfo
 
 EVENT_COLUMNS = (
     "start_ns",
     "end_ns",
     "lane",
+    "unit",
     "kind",
     "step",
     "layer",
@@ -21,14 +24,18 @@ EVENT_COLUMNS = (
     "num_tokens",
     "num_bytes",
 )
+COUNTER_COLUMNS = ("time_ns", "counter", "unit", "value")
 
 
 class Lane(IntEnum):
-    """The resource that works."""
+    """The resource that works; ``unit`` is a GPU, a CPU team, or 0."""
 
     GPU = 0
-    H2D = 1
+    H2D = 1  # host to one GPU
     CPU = 2
+    D2H = 3  # one GPU to the host
+    STORAGE = 4
+    HANDOVER = 5  # activations between GPU and CPU, or between GPUs
 
 
 class Kind(IntEnum):
@@ -37,55 +44,116 @@ class Kind(IntEnum):
     DENSE = 0  # attention, router, shared experts of one layer
     STEP = 1  # embedding, dense-only layers and head of one step
     PACK = 2  # permutation of tokens by expert
-    EXPERT = 3  # one expert's kernels
+    EXPERT = 3  # one expert's kernels, or its share of those that run as a group
     LOAD = 4  # demand copy into the cache
     BYPASS = 5  # demand copy into a staging slot
     PREFETCH = 6  # copy nobody waits for
+    READ = 7  # from storage into host memory
+    DEMOTE = 8  # back from the GPU into host memory
+    HANDOVER = 9  # activations to the CPU or back
+    HOP = 10  # activations to another GPU
+
+
+LANE_OF_COPY = {
+    Kind.LOAD: Lane.H2D,
+    Kind.BYPASS: Lane.H2D,
+    Kind.PREFETCH: Lane.H2D,
+    Kind.READ: Lane.STORAGE,
+    Kind.DEMOTE: Lane.D2H,
+}
+"""The lane of each kind of copy, where storage and GPU are apart."""
+
+
+class Counter(IntEnum):
+    """What is sampled; ``unit`` is the GPU."""
+
+    CACHE_BYTES = 0  # experts that are resident or on their way
+    QUEUE = 1  # copies that wait for the link
+    KV_BYTES = 2
 
 
 class EventLog:
-    """Rows of the event table, copies as they arrive and kernels as they are planned; see EVENT_COLUMNS."""
+    """Rows of the event table, copies as they arrive and kernels as they are planned; see EVENT_COLUMNS.
 
-    def __init__(self, num_experts: int) -> None:
-        self.rows: list[tuple[int, ...]] = []
+    None: tables that keep their rows.
+    """
+
+    def __init__(
+        self, num_experts: int, table: Table | None = None, counters: Table | None = None
+    ) -> None:
+        self.table = Table(EVENT_COLUMNS) if table is None else table
+        self.counters = Table(COUNTER_COLUMNS) if counters is None else counters
         self._num_experts = num_experts
 
-    def dense(self, info: StepInfo, layer: int, start_ns: int, end_ns: int) -> None:
-        """Record a layer's attention, router and shared experts."""
-        row = (start_ns, end_ns, Lane.GPU, Kind.DENSE, info.step, layer, -1, info.num_tokens, 0)
-        self.rows.append(row)
+    @property
+    def rows(self) -> list[tuple[int, ...]]:
+        """The rows so far, where the table keeps them."""
+        return self.table.rows
 
-    def step(self, info: StepInfo, start_ns: int, end_ns: int) -> None:
-        """Record what a step costs beside its MoE layers."""
-        row = (start_ns, end_ns, Lane.GPU, Kind.STEP, info.step, -1, -1, info.num_tokens, 0)
-        self.rows.append(row)
-
-    def resident(
-        self, info: StepInfo, plan: LayerPlan, start_ns: int, pack_ns: int, costs_ns: Sequence[int]
+    def layer(
+        self, info: StepInfo, kind: Kind, unit: int, layer: int, start_ns: int, end_ns: int
     ) -> None:
-        """Record the permutation by expert, if any, and then the resident experts one by one."""
-        time_ns = start_ns + pack_ns
-        if pack_ns:
-            layer, tokens = plan.routing.layer, info.num_tokens
-            row = (start_ns, time_ns, Lane.GPU, Kind.PACK, info.step, layer, -1, tokens, 0)
-            self.rows.append(row)
-        for key, cost_ns in zip(plan.resident, costs_ns, strict=True):
-            self.expert(info, plan, key, Lane.GPU, time_ns, time_ns + cost_ns)
-            time_ns += cost_ns
+        """Record kernels of a GPU that belong to no single expert; ``layer`` is -1 for a whole step."""
+        row = (start_ns, end_ns, Lane.GPU, unit, kind, info.step, layer, -1, info.num_tokens, 0)
+        self.table.append(row)
+
+    def experts(
+        self,
+        plan: LayerPlan,
+        info: StepInfo,
+        unit: int,
+        keys: Sequence[int],
+        weights: Sequence[int],
+        start_ns: int,
+        cost_ns: int,
+    ) -> None:
+        """Record experts that a GPU computes together; each has a share of ``cost_ns`` by its weight."""
+        done, total, begin_ns = 0, sum(weights), start_ns
+        for key, weight in zip(keys, weights, strict=True):
+            done += weight
+            end_ns = start_ns + (cost_ns * done // total if total else 0)
+            self.expert(plan, info, Lane.GPU, unit, key, begin_ns, end_ns)
+            begin_ns = end_ns
 
     def expert(
-        self, info: StepInfo, plan: LayerPlan, key: int, lane: Lane, start_ns: int, end_ns: int
+        self,
+        plan: LayerPlan,
+        info: StepInfo,
+        lane: Lane,
+        unit: int,
+        key: int,
+        start_ns: int,
+        end_ns: int,
     ) -> None:
         """Record one expert's kernels."""
         layer, expert = divmod(key, self._num_experts)
-        tokens = plan.routing.num_tokens(key)
-        row = (start_ns, end_ns, lane, Kind.EXPERT, info.step, layer, expert, tokens, 0)
-        self.rows.append(row)
+        tokens, kind = plan.routing.num_tokens(key), Kind.EXPERT
+        row = (start_ns, end_ns, lane, unit, kind, info.step, layer, expert, tokens, 0)
+        self.table.append(row)
 
     def copy(
-        self, info: StepInfo, key: int, kind: Kind, start_ns: int, end_ns: int, num_bytes: int
+        self,
+        info: StepInfo,
+        lane: Lane,
+        unit: int,
+        kind: Kind,
+        key: int,
+        start_ns: int,
+        end_ns: int,
+        num_bytes: int,
     ) -> None:
-        """Record one copy to the GPU; ``info`` is the step under way when it arrived."""
+        """Record one copy, or a chunk of it; ``info`` is the step under way when it arrived."""
         layer, expert = divmod(key, self._num_experts)
-        row = (start_ns, end_ns, Lane.H2D, kind, info.step, layer, expert, 0, num_bytes)
-        self.rows.append(row)
+        row = (start_ns, end_ns, lane, unit, kind, info.step, layer, expert, 0, num_bytes)
+        self.table.append(row)
+
+    def handover(
+        self, info: StepInfo, kind: Kind, unit: int, layer: int, start_ns: int, end_ns: int
+    ) -> None:
+        """Record that activations change place."""
+        row = (start_ns, end_ns, Lane.HANDOVER, unit, kind, info.step, layer, -1)
+        self.table.append((*row, info.num_tokens, 0))
+
+    def count(self, time_ns: int, counter: Counter, unit: int, value: int) -> None:
+        """Record a sample of a counter."""
+        self.counters.append((time_ns, counter, unit, value))

@@ -7,7 +7,7 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
-CHOICES = ("trace", "model", "machine", "batch_size")
+CHOICES = ("trace", "model", "machine", "engine", "batch_size")
 _SHOWN = {*CHOICES, "policy", "cache.ratio", "cache.bytes", "workload.batch_size"}
 """What has a column of its own."""
 
@@ -36,16 +36,21 @@ def names(rows: Sequence[Row]) -> list[str]:
 
 
 def origin(rows: Sequence[Row]) -> str:
-    """Say where the numbers of the rows come from: the trace, its price, the machine."""
+    """Say where the numbers of the rows come from: the trace, its price, the machine, the engine."""
     kinds = {f"{row['provenance']['trace_kind']} trace {row['trace']}" for row in rows}
     prices = {row["provenance"]["priced_as"] for row in rows}
-    machines = {row["machine"] for row in rows}
-    return f"{_all(kinds)}; priced as {_all(prices)}; on {_all(machines)}"
+    machines, engines = ({row[choice] for row in rows} for choice in ("machine", "engine"))
+    return f"{_all(kinds)}; priced as {_all(prices)}; on {_all(machines)}; engine {_all(engines)}"
+
+
+def device(row: Row) -> str:
+    """Return what computes: the GPU, or on a machine that has none the CPU."""
+    return "CPU" if row["machine_kind"] == "cpu_only" else "GPU"
 
 
 def _pair(row: Row, field: str) -> str:
     text = value(row, field)
-    return text if field in CHOICES[:3] else f"{field.rpartition('.')[2]} {text}"
+    return text if field in CHOICES[:4] else f"{field.rpartition('.')[2]} {text}"
 
 
 def _all(words: set[str]) -> str:

@@ -1,100 +1,235 @@
-"""One direction of the host link: a server of callbacks with two queues, demand and background.
+"""A server of copies, one at a time, with two queues: a direction of a host link, or a storage device.
 
-Knows no clock library: the timeline hands in ``schedule``, which calls an event back after a delay.
+Each copy is carried in one or more chunks; between chunks a copy that somebody waits for goes ahead
+of one that nobody waits for yet. A copy's setup runs from the moment it is issued, so that it is hidden
+while earlier copies are on the link; copies that follow each other at once are a small gap apart.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from hwmodels.units import transfer_ns
+from sim.clock import LOAD_ENDED, Clock, Event
 from sim.events import Kind
+from sim.sharing import Shares, Use
 
 
-class Event:
-    """The least that SimPy's loop needs: callbacks to call, a success flag and a value."""
+class Copy(Event):
+    """One expert's copy; the event that ends its chunk under way.
 
-    __slots__ = ("_ok", "_value", "callbacks", "key", "kind")
+    ``queued_ns`` is when it was issued, ``begin_ns`` when the chunk under way began (-1 before the first),
+    ``num_arrived`` the chunks that have come, ``num_run`` those that have been computed before all had,
+    ``slowed_ns`` the time lost to others that share a
+    capacity. ``awaited``: somebody waits for it, so that it goes ahead of those nobody waits for.
+    """
 
-    def __init__(
-        self,
-        callback: Callable[[Any], None] | None = None,
-        key: int = -1,
-        kind: Kind = Kind.DENSE,
-    ) -> None:
-        self.callbacks: list[Callable[[Any], None]] = [] if callback is None else [callback]
+    __slots__ = (
+        "awaited",
+        "begin_ns",
+        "key",
+        "kind",
+        "layer",
+        "num_arrived",
+        "num_run",
+        "queued_ns",
+        "slowed_ns",
+    )
+
+    def __init__(self, key: int, layer: int, kind: Kind, queued_ns: int, awaited: bool) -> None:
         self._ok = True
         self._value = None
         self.key = key
+        self.layer = layer
         self.kind = kind
+        self.queued_ns = queued_ns
+        self.awaited = awaited
+        self.begin_ns = -1
+        self.num_arrived = self.num_run = 0
+        self.slowed_ns = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Carriage:
+    """How a link carries copies.
+
+    chunk_ns     time of each chunk of an expert alone on the link, by layer, [num_layers][num_chunks]
+    setup_ns     from issue to the first byte of a copy that finds the link idle
+    gap_ns       between copies, or chunks, that follow each other at once
+    chunk_bytes, bytes_per_s, uses    where capacities are shared: bytes of each chunk, the link's own
+                 rate, and what a copy of each key uses, [num_keys]
+    """
+
+    chunk_ns: Sequence[Sequence[int]]
+    setup_ns: int = 0
+    gap_ns: int = 0
+    chunk_bytes: Sequence[Sequence[int]] = ()
+    bytes_per_s: int = 0
+    uses: Sequence[Sequence[Use]] = ()
 
 
 class Link:
-    """Carries one copy at a time, t0 + bytes / rate each; a copy under way is finished.
-
-    Demand copies go ahead of prefetches; within a queue the first come is the first served.
+    """Carries copies; within a queue the first come is the first served.
 
     Parameters
     ----------
-    schedule
-        Calls an event's callbacks after a delay in nanoseconds.
-    copy_ns
-        Time of one expert's copy, by layer.
+    clock
+        Tells the time and calls back.
+    carriage
+        Times, and rates where capacities are shared.
     num_experts
         Experts a layer, to find a key's layer.
     on_start
-        Told (key, kind) when a copy is about to begin; returns how long it must wait for a slot.
-    on_end
-        Told (key, kind) when a copy has arrived.
+        Told a copy that is about to begin; returns how long it must wait for a slot. The link waits with
+        it, as one stream of copies does.
+    on_chunk
+        Told a copy each time a chunk of it has arrived.
+    shares
+        The capacities that copies share with others; None where each copy is alone.
     """
 
     def __init__(
         self,
-        schedule: Callable[[Event, int], None],
-        copy_ns: Sequence[int],
+        clock: Clock,
+        carriage: Carriage,
         num_experts: int,
-        on_start: Callable[[int, Kind], int],
-        on_end: Callable[[int, Kind], None],
+        on_start: Callable[[Copy], int],
+        on_chunk: Callable[[Copy], None],
+        shares: Shares | None = None,
     ) -> None:
-        self._schedule = schedule
-        self._copy_ns = copy_ns
+        self.busy_ns = 0
+        self._clock = clock
+        self._carriage = carriage
+        self._chunk_ns = carriage.chunk_ns
+        self._setup_ns = carriage.setup_ns
+        self._gap_ns = carriage.gap_ns
         self._num_experts = num_experts
         self._on_start = on_start
-        self._on_end = on_end
-        self._demand: deque[tuple[int, Kind]] = deque()
-        self._background: deque[tuple[int, Kind]] = deque()
-        self._busy = False
+        self._on_chunk = on_chunk
+        self._shares = shares
+        self._demand: deque[Copy] = deque()
+        self._background: deque[Copy] = deque()
+        self._current: Copy | None = None
 
-    def demand(self, key: int, kind: Kind) -> None:
-        """Queue a copy that a layer waits for."""
-        self._demand.append((key, kind))
-        if not self._busy:
-            self._start_next()
+    @property
+    def queue_length(self) -> int:
+        """Copies that wait, one that was stopped between chunks included."""
+        return len(self._demand) + len(self._background)
 
-    def prefetch(self, key: int) -> None:
+    def is_whole(self, copy: Copy) -> bool:
+        """Tell whether all of a copy has arrived."""
+        return copy.num_arrived == len(self._chunk_ns[copy.layer])
+
+    def demand(self, key: int, kind: Kind, queued_ns: int) -> None:
+        """Queue a copy that a layer waits for, issued at ``queued_ns``."""
+        self._demand.append(Copy(key, key // self._num_experts, kind, queued_ns, True))
+        if self._current is None:
+            self._start_next(0)
+
+    def background(self, key: int, kind: Kind, queued_ns: int) -> None:
         """Queue a copy that nobody waits for yet."""
-        self._background.append((key, Kind.PREFETCH))
-        if not self._busy:
-            self._start_next()
+        self._background.append(Copy(key, key // self._num_experts, kind, queued_ns, False))
+        if self._current is None:
+            self._start_next(0)
 
     def promote(self, key: int) -> None:
-        """Move a queued prefetch among the demand copies; one that is on its way stays so."""
-        entry = (key, Kind.PREFETCH)
-        if entry in self._background:
-            self._background.remove(entry)
-            self._demand.append(entry)
+        """Learn that somebody now waits for a background copy, wherever it is."""
+        if self._current is not None and self._current.key == key:
+            self._current.awaited = True
+        for copy in self._background:
+            if copy.key == key:
+                self._background.remove(copy)
+                copy.awaited = True
+                self._demand.append(copy)
+                return
 
-    def _start_next(self) -> None:
+    def cancel(self, key: int) -> bool:
+        """Drop a background copy that has not begun; False if there is none."""
+        for copy in self._background:
+            if copy.key == key and copy.begin_ns < 0:
+                self._background.remove(copy)
+                return True
+        return False
+
+    # -- all at once --------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether nothing is queued or on its way."""
+        return self._current is None
+
+    def carry_at_once(self, layer: int, queued_ns: int, free_ns: int, slot_ns: int) -> int:
+        """Return when a copy arrives that nothing can come before or between; takes no event.
+
+        ``free_ns`` is when the copy before it ends, or now for the first one. Only for an idle link that
+        shares nothing, and for copies that all begin before anybody else can ask for one.
+        """
+        gap_ns = self._gap_ns if free_ns > self._clock.now else 0
+        begin_ns, end_ns = self._begin(queued_ns, free_ns, gap_ns, slot_ns)
+        chunks = self._chunk_ns[layer]
+        end_ns += sum(chunks) + self._gap_ns * (len(chunks) - 1)
+        self.busy_ns += end_ns - begin_ns
+        return end_ns
+
+    # -- one chunk after another -------------------------------------------------------------------
+
+    def _start_next(self, gap_ns: int) -> None:
         queue = self._demand or self._background
         if not queue:
-            self._busy = False
+            self._current = None
             return
-        self._busy = True
-        key, kind = queue.popleft()
-        delay_ns = self._on_start(key, kind) + self._copy_ns[key // self._num_experts]
-        self._schedule(Event(self._ended, key, kind), delay_ns)
+        self._current = copy = queue.popleft()
+        now_ns = self._clock.now
+        slot_ns = self._on_start(copy) if copy.begin_ns < 0 else 0
+        copy.begin_ns, flow_ns = self._begin(copy.queued_ns, now_ns, gap_ns, slot_ns)
+        wait_ns = flow_ns - now_ns
+        copy.callbacks = [self._ended]
+        if self._shares is None:
+            wait_ns += self._chunk_ns[copy.layer][copy.num_arrived]
+            self._clock.schedule(copy, LOAD_ENDED, wait_ns)
+        elif wait_ns:
+            self._clock.schedule(Event(lambda _: self._carry(copy)), LOAD_ENDED, wait_ns)
+        else:
+            self._carry(copy)
 
-    def _ended(self, event: Event) -> None:
-        self._on_end(event.key, event.kind)
-        self._start_next()
+    def _begin(self, queued_ns: int, free_ns: int, gap_ns: int, slot_ns: int) -> tuple[int, int]:
+        """Return when a copy begins on a link that is free at ``free_ns``, and when its bytes flow.
+
+        Before that it waits for its setup, for the gap after the copy before it, or for its slot,
+        which is free ``slot_ns`` later and without which it cannot be issued.
+        """
+        flow_ns = queued_ns + self._setup_ns
+        if flow_ns < free_ns + gap_ns:
+            flow_ns = free_ns + gap_ns
+        if slot_ns:
+            return free_ns + slot_ns, max(flow_ns, free_ns + slot_ns + self._setup_ns)
+        return (free_ns if queued_ns < free_ns else queued_ns), flow_ns
+
+    def _carry(self, copy: Copy) -> None:
+        """Move a chunk through the capacities it shares."""
+        assert self._shares is not None
+        num_bytes = self._carriage.chunk_bytes[copy.layer][copy.num_arrived]
+        rate, begin_ns = self._rate(), self._clock.now
+        alone_ns = transfer_ns(num_bytes, rate)
+
+        def arrived() -> None:
+            copy.slowed_ns += max(0, self._clock.now - begin_ns - alone_ns)
+            self._ended(copy)
+
+        self._shares.start(num_bytes, rate, self._carriage.uses[copy.key], arrived)
+
+    def _rate(self) -> int:
+        """Return the link's own rate in bytes a second."""
+        return self._carriage.bytes_per_s
+
+    def _ended(self, copy: Any) -> None:
+        self.busy_ns += self._clock.now - copy.begin_ns
+        copy.num_arrived += 1
+        self._on_chunk(copy)
+        if copy.num_arrived < len(self._chunk_ns[copy.layer]):
+            queue = self._demand if copy.awaited else self._background
+            queue.appendleft(copy)
+        self._start_next(self._gap_ns)

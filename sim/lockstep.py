@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sim.metrics import StepCounter
+from sim.counter import StepCounter
 from sim.offloader import Offloader
 from sim.types import LayerPlan
 from sim.workload import Workload
@@ -16,12 +16,20 @@ def run_lockstep(
     """Run a workload through the Offloader; ``on_plan`` sees every plan. All times are 0."""
     counter = StepCounter(offloader.residency)
     for step in workload.steps():
-        offloader.begin_step(step.info)
+        shrink = offloader.begin_step(step.info)
+        if shrink is not None:
+            counter.add_given_up(shrink.evicts)
+            counter.add_demotions(shrink.demotes)
+            offloader.on_host_arrived_at_once(shrink.demotes)
         for routing in workload.routings(step):
             plan = offloader.plan_layer(routing, 0)
             counter.add(plan)
             if on_plan is not None:
                 on_plan(plan)
+            if plan.reads:
+                offloader.on_host_arrived_at_once(plan.reads)
+            if plan.demotes:
+                offloader.on_host_arrived_at_once(plan.demotes)
             if plan.loads:
                 offloader.on_loaded_at_once(plan.loads)
             if plan.prefetches:
@@ -30,5 +38,8 @@ def run_lockstep(
             admissions = offloader.end_layer(plan)
             if admissions:
                 counter.add_admissions(admissions)
+                if plan.demotes:
+                    counter.add_demotions(plan.demotes)
+                    offloader.on_host_arrived_at_once(plan.demotes)
         counter.end_step(step.info, offloader.view.stage, 0, 0)
     return counter

@@ -7,23 +7,35 @@ Every driver (timeline, lockstep, a real executor) runs the same loop: ``begin_s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from sim.policies.base import CachePolicy, PolicySet, RepackPolicy, overriding
+from sim.ahead import Ahead
+from sim.host import HostTier
+from sim.kv import JointBudget
+from sim.misses import Misses
+from sim.policies.base import PolicySet, RepackPolicy, overriding
 from sim.preload import preload
 from sim.residency import ABSENT, RESIDENT, Residency
 from sim.room import Admission, Room
 from sim.types import (
     CostModel,
-    ExpertWork,
     LayerPlan,
     LayerRouting,
     Phase,
-    Service,
     StepInfo,
     View,
 )
+
+
+class Shrink(NamedTuple):
+    """What KV growth took from the expert cache: the same lists as in a LayerPlan."""
+
+    evicts: list[int]
+    cancels: list[int]
+    demotes: list[int]
+    host_evicts: list[int]
 
 
 class Offloader:
@@ -32,15 +44,20 @@ class Offloader:
     Parameters
     ----------
     residency
-        The memory; only the Offloader changes it.
+        GPU memory; only the Offloader changes it.
     policies
         One cache policy a pool of ``residency``, and the optional other roles.
     costs
         The estimate that policies may ask.
     staging_slots
-        Experts that may be held outside the cache during one event.
+        Experts that may be held outside the cache during one event, on each GPU.
     prefetch_limit
         Prefetches that may be under way (queued or loading) at one time.
+    joint
+        The budget that KV cache and experts share; None where KV has memory of its own.
+    host, exclusive_host
+        Host memory, where it is a cache above storage that ``policies.host`` rules, and whether an
+        expert on the GPU leaves it; None where host memory holds everything.
     """
 
     def __init__(
@@ -50,28 +67,48 @@ class Offloader:
         costs: CostModel,
         staging_slots: int,
         prefetch_limit: int = 2,
+        joint: JointBudget | None = None,
+        host: Residency | None = None,
+        exclusive_host: bool = False,
     ) -> None:
         if staging_slots < 1:
             raise ValueError(f"staging_slots = {staging_slots}: must be >= 1")
         self.residency = residency
         self.policies = policies
         self.staging_slots = staging_slots
-        self.prefetch_limit = prefetch_limit
         idle = StepInfo(step=-1, phase=Phase.PREFILL, num_tokens=0)
         self.view = View(residency.keys, costs, idle, residency)
-        self._prefetching: set[int] = set()
         self.view.packed = policies.repack is not None and policies.repack.packed
+        self._joint = joint
+        self._held_kv_tokens = 0
         self._room = Room(residency, self.view)
-        self._held: Sequence[int] = ()
-        self._cache_of_layer = [policies.caches[pool] for pool in residency.pool_of_layer]
-        self._starters = overriding(policies.parts(), "begin_step")
-        others = [part for part in policies.parts() if not isinstance(part, CachePolicy)]
-        self._observers = [
-            overriding([cache, *others], "observe") for cache in self._cache_of_layer
+        self._owner = [policies.caches[pool] for pool in residency.pool_of_key]
+        self._caches_of_layer = [
+            [policies.caches[pool] for pool in residency.pools_of_layer(layer)]
+            for layer in range(residency.keys.num_layers)
         ]
-        self._migrates = [bool(overriding([c], "wants")) for c in self._cache_of_layer]
-        self._screens = [bool(overriding([c], "admits")) for c in self._cache_of_layer]
+        self._learn(policies)
+        shared = (self.view, residency, self._room, policies, self._caches_of_layer)
+        self._misses = Misses(*shared, staging_slots)
+        self._ahead = Ahead(*shared, prefetch_limit, exclusive_host)
+        self._doubts = self._ahead.doubts
+        self._under_way = self._ahead.under_way
         preload(residency, policies.caches, self.view)
+        self.host: HostTier | None = None
+        if host is not None:
+            assert policies.host is not None
+            view = View(residency.keys, costs, idle, host)
+            self.host = HostTier(host, policies.host, residency, view, exclusive_host)
+            self.host.fill()
+
+    def _learn(self, policies: PolicySet) -> None:
+        """Find out which hooks anybody overrides, so that the others cost nothing."""
+        self._starters = overriding(policies.parts(), "begin_step")
+        others = [part for part in policies.parts() if part not in policies.caches]
+        self._observers = [
+            overriding([*caches, *others], "observe") for caches in self._caches_of_layer
+        ]
+        self._migrates = [bool(overriding(caches, "wants")) for caches in self._caches_of_layer]
 
     @property
     def wasted_prefetch_bytes(self) -> int:
@@ -81,14 +118,23 @@ class Offloader:
 
     # -- the driver's calls --------------------------------------------------------------------
 
-    def begin_step(self, step: StepInfo) -> None:
-        """Tell that a step begins; finds stage boundaries."""
+    def begin_step(self, step: StepInfo) -> Shrink | None:
+        """Tell that a step begins: finds stage boundaries, and makes room for KV that grows.
+
+        Returns what that took from the cache; None if nothing has changed.
+        """
         view = self.view
         view.step = step
+        if self.host is not None:
+            self.host.view.step = step
         if self.policies.stages is not None and self.policies.stages.is_boundary(step):
             view.stage += 1
         for part in self._starters:
             part.begin_step(view)
+        if self._joint is None or step.held_kv_tokens == self._held_kv_tokens:
+            return None
+        self._held_kv_tokens = step.held_kv_tokens
+        return self._resize(self._joint.pool_bytes(step.held_kv_tokens))
 
     def plan_layer(self, routing: LayerRouting, now_ns: int) -> LayerPlan:
         """Decide how one layer of the current step is computed."""
@@ -101,21 +147,29 @@ class Offloader:
             routing = policies.routing.rewrite(routing, view)
         for part in self._observers[layer]:
             part.observe(routing, view)
-        cache = self._cache_of_layer[layer]
+        cancels = self._ahead.cancel(routing) if self._doubts else ()
         plan, missing = self._classify(routing)
         plan.recorded = recorded
         residency.pin(routing.experts)
+        caches = self._caches_of_layer[layer]
         if plan.resident or plan.late:
             used = [*plan.resident, *plan.late] if plan.late else plan.resident
-            cache.on_hit(used, view)
+            if len(caches) == 1:
+                caches[0].on_hit(used, view)
+            else:
+                self._hit_each(used)
             if self._room.unused_prefetches:
                 self._room.unused_prefetches.difference_update(used)
         if missing:
-            self._serve(plan, cache, missing)
+            self._misses.serve(plan, missing)
         if policies.repack is not None:
             self._repack(plan, policies.repack)
         if self._migrates[layer] or policies.prefetch is not None:
-            self._prefetch(plan, cache)
+            self._ahead.plan(plan)
+        if cancels:
+            plan.cancels = cancels
+        if self.host is not None:
+            self._supply(plan, self.host)
         return plan
 
     def on_load_started(self, key: int) -> None:
@@ -125,24 +179,52 @@ class Offloader:
     def on_loaded(self, key: int) -> None:
         """Report that a planned load has arrived."""
         self.residency.complete(key)
-        if self._prefetching:
-            self._prefetching.discard(key)
+        if self._under_way:
+            self._under_way.discard(key)
+        if self.host is not None and self.host.exclusive:
+            self.host.hand_over((key,))
 
     def on_loaded_at_once(self, keys: Sequence[int]) -> None:
         """Report planned loads that took no time: for drivers without a clock."""
         self.residency.complete_at_once(keys)
-        if self._prefetching:
-            self._prefetching.difference_update(keys)
+        if self._under_way:
+            self._under_way.difference_update(keys)
+        if self.host is not None and self.host.exclusive:
+            self.host.hand_over(keys)
+
+    def on_host_started(self, key: int) -> None:
+        """Report that ``key`` is on its way into host memory, from storage or from the GPU."""
+        assert self.host is not None
+        self.host.residency.start(key)
+
+    def on_host_arrived(self, key: int) -> None:
+        """Report that ``key`` is in host memory."""
+        assert self.host is not None
+        self.host.residency.complete(key)
+
+    def on_host_arrived_at_once(self, keys: Sequence[int]) -> None:
+        """Report arrivals in host memory that took no time."""
+        assert self.host is not None
+        self.host.residency.complete_at_once(keys)
 
     def end_layer(self, plan: LayerPlan) -> Sequence[Admission]:
-        """End the event: unpin, and let staged experts stay where the policy admits after the event."""
+        """End the event: unpin, and let staged experts stay where the policy admits after the event.
+
+        Those experts' victims that must go back to host memory are ``plan.demotes`` afterwards.
+        """
         self.residency.unpin()
-        if not self._held:
+        if self.host is not None:
+            self.host.end_layer()
+        if not self._misses.held:
             return ()
-        cache = self._cache_of_layer[plan.routing.layer]
-        exchanged = [self._room.exchange(key, cache) for key in self._held]
-        self._held = ()
-        return [admission for admission in exchanged if admission is not None]
+        exchanged = [self._room.exchange(key, self._owner[key]) for key in self._misses.held]
+        self._misses.held = ()
+        admissions = [admission for admission in exchanged if admission is not None]
+        if self.host is not None and self.host.exclusive:
+            self.host.hand_over([admission.key for admission in admissions])
+            dropped = [key for admission in admissions for key in admission.evicts]
+            plan.demotes = self.host.take_back(dropped, [])
+        return admissions
 
     # -- classification and service of misses --------------------------------------------------
 
@@ -156,64 +238,14 @@ class Offloader:
         late: Sequence[int] = ()
         if len(resident) + len(missing) < len(experts):
             late = [key for key in experts if ABSENT < state[key] < RESIDENT]
-            self._prefetching.difference_update(late)
+            self._under_way.difference_update(late)
         return LayerPlan(routing, resident, late), missing
 
-    def _serve(self, plan: LayerPlan, cache: CachePolicy, missing: list[int]) -> None:
-        bypasses: list[int] = []
-        if self.policies.placement is not None:
-            missing = self._place(plan, missing, bypasses)
-        if self._screens[plan.routing.layer]:
-            admitted = [key for key in missing if cache.admits(key, self.view)]
-            bypasses += [key for key in missing if key not in admitted]
-            missing = admitted
-        if cache.admits_after:
-            self._hold(plan, cache, bypasses, missing)
-            return
-        loads: list[int] = []
-        evicts: list[int] = []
-        admit = self._room.admit
-        for key in missing:
-            if admit(key, cache, evicts):
-                loads.append(key)
-            else:
-                bypasses.append(key)
-        plan.loads = loads
-        plan.evicts = evicts
-        if bypasses:
-            plan.bypasses = bypasses
-            plan.bypass_slots = self.staging_slots
-
-    def _place(self, plan: LayerPlan, missing: list[int], bypasses: list[int]) -> list[int]:
-        """Ask the placement policy; return the keys to be loaded, and fill the other lists."""
-        routing, placement = plan.routing, self.policies.placement
-        assert placement is not None
-        work = [ExpertWork(key, routing.num_tokens(key)) for key in missing]
-        services = [Service(service) for service in placement.place(work, self.view)]
-        if len(services) != len(missing):
-            raise ValueError(
-                f"{type(placement).__name__}.place: {len(services)} services for {len(missing)} experts"
-            )
-        chosen = list(zip(missing, services, strict=True))
-        plan.on_cpu = [key for key, service in chosen if service == Service.CPU]
-        bypasses.extend(key for key, service in chosen if service == Service.BYPASS)
-        return [key for key, service in chosen if service == Service.LOAD]
-
-    def _hold(
-        self, plan: LayerPlan, cache: CachePolicy, bypasses: list[int], missing: list[int]
-    ) -> None:
-        """Load into free room; serve the rest from staging slots, from which some may stay afterwards.
-
-        Those that may stay hold a slot until then, so there are no more of them than slots.
-        """
-        plan.loads = [key for key in missing if self._room.fill(key, cache)]
-        candidates = missing[len(plan.loads) :]  # sizes are those of one layer: the first ones fit
-        slots = self.staging_slots
-        whole = len(bypasses) + len(candidates) <= slots
-        plan.num_held = len(candidates) if whole else min(len(candidates), max(0, slots - 2))
-        plan.bypasses = [*candidates, *bypasses]
-        plan.bypass_slots = max(1, slots - plan.num_held)
-        self._held = candidates[: plan.num_held]
+    def _hit_each(self, used: Sequence[int]) -> None:
+        """Tell each cache of a layer that is spread over several pools what it was used for."""
+        owner = self._owner
+        for cache in dict.fromkeys(owner[key] for key in used):
+            cache.on_hit([key for key in used if owner[key] is cache], self.view)
 
     def _repack(self, plan: LayerPlan, repack: RepackPolicy) -> None:
         plan.packed = repack.packed
@@ -227,28 +259,30 @@ class Offloader:
                 f"{self.view.step.num_tokens} tokens, each in exactly one group"
             )
 
-    # -- loads nobody waits for ----------------------------------------------------------------
+    # -- memory that KV takes, and host memory ---------------------------------------------------
 
-    def _prefetch(self, plan: LayerPlan, cache: CachePolicy) -> None:
-        room = self.prefetch_limit - len(self._prefetching)
-        if room <= 0:
-            return
-        residency, layer = self.residency, plan.routing.layer
-        wanted = list(cache.wants(self.view)) if self._migrates[layer] else []
-        if self.policies.prefetch is not None:
-            wanted += self.policies.prefetch.propose(plan.routing, self.view)
-        busy = set(plan.bypasses)  # already on their way to a staging slot
-        prefetches: list[int] = []
-        evicts = list(plan.evicts)
-        for key in dict.fromkeys(wanted):
-            if len(prefetches) == room:
-                break
-            residency.keys.check(key, "prefetch")
-            if residency.state[key] == ABSENT and key not in busy:
-                owner = self._cache_of_layer[key // residency.keys.num_experts]
-                if self._room.admit(key, owner, evicts):
-                    prefetches.append(key)
-        self._prefetching.update(prefetches)
-        self._room.unused_prefetches.update(prefetches)
-        plan.prefetches = prefetches
-        plan.evicts = evicts
+    def _resize(self, pool_bytes: Sequence[int]) -> Shrink:
+        residency, shrink = self.residency, Shrink([], [], [], [])
+        for pool, capacity in enumerate(pool_bytes):
+            cache, largest = self.policies.caches[pool], residency.largest_bytes(pool)
+            slots = residency.capacity_bytes[pool] // largest
+            lack_bytes = residency.resize(pool, capacity)
+            if capacity // largest != slots:
+                cache.on_resize(capacity // largest, self.view)
+            if lack_bytes:
+                lack_bytes -= self._ahead.clear(pool, shrink.cancels)
+                self._room.shrink(pool, cache, lack_bytes, shrink.evicts)
+        if self.host is not None and self.host.exclusive:
+            shrink.demotes.extend(self.host.take_back(shrink.evicts, shrink.host_evicts))
+        return shrink
+
+    def _supply(self, plan: LayerPlan, host: HostTier) -> None:
+        """Plan what comes from storage for this layer, and what goes back to host memory."""
+        view, other = self.view, host.view
+        other.layer, other.event, other.now_ns = view.layer, view.event, view.now_ns
+        evicts: list[int] = []
+        demand = [*plan.loads, *plan.bypasses, *plan.on_cpu]
+        plan.reads = host.supply(demand, plan.prefetches, evicts)
+        if plan.evicts and host.exclusive:
+            plan.demotes = host.take_back(plan.evicts, evicts)
+        plan.host_evicts = evicts

@@ -36,6 +36,7 @@ ROLES: dict[str, type] = {
     "routing": RoutingPolicy,
     "repack": RepackPolicy,
     "stages": StageDetector,
+    "host": CachePolicy,
 }
 
 
@@ -69,6 +70,7 @@ class _Supply:
             ),
         }
         self._made: dict[str, Any] = {}
+        self.is_open = workload.is_open
 
     def get(self, name: str) -> Any:
         """Return one supply."""
@@ -104,6 +106,11 @@ def _make(group: Mapping[str, Any], role: str, supply: _Supply) -> Any:
         _check_type(f"{where}.{name}", params[name], known[name])
     if "next_use" in known and not getattr(maker, "oracle", False):
         raise ConfigError(f"{where}: {target} takes next_use but is not marked oracle = True")
+    if "next_use" in known and supply.is_open:
+        raise ConfigError(
+            f"{where}: {target} must know the future, which workload.arrivals leave to the clock: "
+            "must run with workload.arrivals = closed"
+        )
     params |= {name: supply.get(name) for name in known if name in supply}
     try:
         part = maker(**params)

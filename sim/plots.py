@@ -30,14 +30,25 @@ _LOOKS = {
 }
 _SPARE = (("#7F3C8D", "h"), ("#11A579", "8"), ("#3969AC", "p"), ("#80BA5A", "d"))
 _DASHES = ("-", "--", ":", "-.", (0, (6, 1)), (0, (1, 4)))
-_PARTS = (("gpu_share", "GPU busy", "#009E73", ""), ("link_stall_share", "waits for link", "#0072B2", "//"),
-          ("cpu_stall_share", "waits for CPU", "#E69F00", ".."))  # fmt: skip
+_PARTS = (
+    ("gpu_share", "GPU busy", "#009E73", ""),
+    ("link_stall_share", "waits for link", "#0072B2", "//"),
+    ("storage_stall_share", "waits for storage", "#56B4E9", "xx"),
+    ("dram_stall_share", "waits for host memory", "#CC79A7", "\\\\"),
+    ("host_stall_share", "waits for host thread", "#D55E00", "++"),
+    ("cpu_stall_share", "waits for CPU", "#E69F00", ".."),
+    ("idle_ns", "nothing to run", "#DDDDDD", ""),
+)
+_LEGEND_COLUMNS = 3
 
 
 def plot_sweep(rows: Sequence[Row], folder: Path) -> list[Path]:
     """Draw what the rows allow: throughput by cache size if there are several, and where time goes."""
     style = resources.files("sim") / "paper.mplstyle"
     drawn: list[Path] = []
+    rows = [row for row in rows if row["total_ns"]]  # all requests refused: nothing to draw
+    if not rows:
+        return drawn
     with plt.style.context([str(style)]):
         if len({row["cache_ratio"] for row in rows}) > 1:
             drawn.append(_save(throughput_by_cache(rows), folder / "throughput_by_cache"))
@@ -80,25 +91,33 @@ def stall_breakdown(rows: Sequence[Row]) -> Figure:
     """Draw, for the middle cache size of the sweep, time for each output token by what it goes to."""
     sizes = sorted({row["cache_ratio"] for row in rows})
     size = sizes[(len(sizes) - 1) // 2]
-    chosen = [row for row in rows if row["cache_ratio"] == size and row["total_ns"]]
+    chosen = [row for row in rows if row["cache_ratio"] == size]
     chosen.sort(key=lambda row: row["tokens_per_s"])
     labels = names(chosen)
     width = 3.9 + 0.065 * max(map(len, labels))  # the labels take room beside the bars
-    figure, axes = plt.subplots(figsize=(width, 0.28 * len(chosen) + 1.3))
+    spent = {part: [_spent_ms(row, part[0]) for row in chosen] for part in _PARTS}
+    parts = [part for part, widths in spent.items() if any(widths)]
+    legend_rows = -(-len(parts) // _LEGEND_COLUMNS)
+    height = 0.28 * len(chosen) + 1.1 + 0.2 * legend_rows
+    figure, axes = plt.subplots(figsize=(width, height))
     left = [0.0] * len(chosen)
-    for column, label, colour, hatch in _PARTS:
-        widths = [row[column] * 1e3 / row["tokens_per_s"] for row in chosen]
-        if not any(widths):
-            continue
-        axes.barh(labels, widths, left=left, color=colour, hatch=hatch, edgecolor="white",
+    for part in parts:
+        _, label, colour, hatch = part
+        axes.barh(labels, spent[part], left=left, color=colour, hatch=hatch, edgecolor="white",
                   linewidth=0.3, label=label)  # fmt: skip
-        left = [start + width for start, width in zip(left, widths, strict=True)]
+        left = [start + width for start, width in zip(left, spent[part], strict=True)]
     axes.set_xlim(right=1.04 * max(left))
     axes.set_xlabel(f"ms for an output token, {100 * size:.3g}% of experts in GPU memory")
     axes.grid(axis="y", visible=False)
-    figure.legend(loc="outside upper center", ncols=len(_PARTS))
+    figure.legend(loc="outside upper center", ncols=_LEGEND_COLUMNS)
     _caption(figure, rows)
     return figure
+
+
+def _spent_ms(row: Row, column: str) -> float:
+    """Return what a share of the time is for an output token."""
+    share = row[column] / row["total_ns"] if column.endswith("_ns") else row[column]
+    return float(share * 1e3 / row["tokens_per_s"])
 
 
 def look(policy: str) -> tuple[str, str]:

@@ -16,11 +16,9 @@ def preload(residency: Residency, caches: Sequence[CachePolicy], view: View) -> 
     belongs to another pool, is left out.
     """
     for pool, cache in enumerate(caches):
-        layers = [layer for layer, p in enumerate(residency.pool_of_layer) if p == pool]
-        keys = [key for layer in layers for key in residency.keys.layer_keys(layer)]
-        largest = max(residency.layer_bytes[layer] for layer in layers)
-        view.layer = layers[0]
-        cache.start(keys, residency.capacity_bytes[pool] // largest, view)
+        keys = [key for key, its in enumerate(residency.pool_of_key) if its == pool]
+        view.layer = residency.keys.unpack(keys[0]).layer
+        cache.start(keys, residency.capacity_bytes[pool] // residency.largest_bytes(pool), view)
         own = frozenset(keys)
         for key in dict.fromkeys(cache.preload(view)):
             residency.keys.check(key, "preload")

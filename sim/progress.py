@@ -45,15 +45,18 @@ class SweepProgress(Callback):
 
 
 @contextmanager
-def step_bar() -> Iterator[Callable[[int], Callable[[], None]] | None]:
-    """Show the steps of a single run where somebody looks; yields None where stderr is no terminal."""
+def step_bar(title: str) -> Iterator[Callable[[int | None], Callable[[], None]] | None]:
+    """Show the steps of a single run under ``title``; yields None where stderr is no terminal.
+
+    What it yields otherwise is told the number of steps, None if that is not known beforehand.
+    """
     if not sys.stderr.isatty():
         yield None
         return
     with _bar() as bar:
 
-        def watch(num_steps: int) -> Callable[[], None]:
-            task = bar.add_task("steps", total=num_steps, note="")
+        def watch(num_steps: int | None) -> Callable[[], None]:
+            task = bar.add_task(title, total=num_steps, note="")
             return lambda: bar.advance(task)
 
         yield watch

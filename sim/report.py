@@ -11,7 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sim.labels import Row, origin, value, varying
+from sim.labels import Row, device, origin, value, varying
+from sim.metrics import LANES, STALLS
+from sim.perfetto import TIMELINE
 
 
 def print_run(summary: Row, folder: Path) -> None:
@@ -20,6 +22,11 @@ def print_run(summary: Row, folder: Path) -> None:
     _print_table(console, [summary])
     for line in _details(summary):
         console.print(line, highlight=False)
+    if summary.get("what_if"):
+        console.print(_what_if_table(summary))
+    if (folder / TIMELINE).exists():
+        where = f"Timeline: {folder / TIMELINE} (open it in https://ui.perfetto.dev)"
+        console.print(where, highlight=False, soft_wrap=True)
     console.print(f"Results: {folder}", highlight=False, soft_wrap=True)
 
 
@@ -45,15 +52,16 @@ def _console() -> Console:
 def _print_table(console: Console, rows: Sequence[Row]) -> None:
     """Print the widest table that fits; narrow terminals lose columns, never digits."""
     console.print(origin(rows), highlight=False)
-    columns = list(_COLUMNS)
+    wanted = [name for name in _COLUMNS if name not in _RARE or any(_RARE[name](r) for r in rows)]
+    columns = list(wanted)
     while True:
         table = _table(rows, columns)
         if _width(console, table) <= console.width or len(columns) <= _FEWEST:
             break
         columns.remove(next(name for name in _DISPENSABLE if name in columns))
     console.print(table)
-    if len(columns) < len(_COLUMNS):
-        left_out = ", ".join(name for name in _COLUMNS if name not in columns)
+    if len(columns) < len(wanted):
+        left_out = ", ".join(name for name in wanted if name not in columns)
         console.print(f"Left out for want of width: {left_out}.", highlight=False)
 
 
@@ -101,6 +109,16 @@ def _share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f}%"
 
 
+def _matters(share: float | None) -> bool:
+    """Tell whether a share shows as more than 0.0%."""
+    return share is not None and share >= 0.0005
+
+
+def _bound(cause: str | None, row: Row) -> str:
+    """Return a cause in a word, where a machine without a GPU computes on its CPU."""
+    return device(row).lower() if cause == "gpu" else cause or "-"
+
+
 def _gap(row: Row) -> str:
     gap = row["belady_gap"]
     return "-" if gap is None else f"{100 * gap:+.1f} pp"
@@ -118,18 +136,34 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
     "GPU": lambda row: _share(row["gpu_share"]),
     "link stall": lambda row: _share(row["link_stall_share"]),
     "CPU stall": lambda row: _share(row["cpu_stall_share"]),
-    "bottleneck": lambda row: str(row["bottleneck"]),
+    "storage stall": lambda row: _share(row["storage_stall_share"]),
+    "DRAM stall": lambda row: _share(row["dram_stall_share"]),
+    "host stall": lambda row: _share(row["host_stall_share"]),
+    "refused": lambda row: str(row["refused"]),
+    "bottleneck": lambda row: _bound(row["bottleneck"], row),
 }
 
 
+_RARE_SHARE = 0.01
+_RARE: dict[str, Callable[[Row], bool]] = {
+    "storage stall": lambda row: (row["storage_stall_share"] or 0.0) >= _RARE_SHARE,
+    "DRAM stall": lambda row: (row["dram_stall_share"] or 0.0) >= _RARE_SHARE,
+    "host stall": lambda row: (row["host_stall_share"] or 0.0) >= _RARE_SHARE,
+    "refused": lambda row: row["refused"] > 0,
+}
+"""Columns to show only where one of the rows has something to say in them."""
 _FEWEST = 3
 _VERY_WIDE = 10_000
 _DISPENSABLE = (
+    "host stall",
+    "DRAM stall",
+    "storage stall",
     "CPU stall",
     "link stall",
     "GPU",
     "TPOT p50 ms",
     "GB moved",
+    "refused",
     "bottleneck",
     "to Belady",
 )
@@ -150,10 +184,75 @@ def _notes(rows: Sequence[Row]) -> list[str]:
 
 def _details(row: Row) -> list[str]:
     ttft = row["ttft_ns_p50"]
+    refused = f" ({row['refused']} more refused: they never fit)" if row["refused"] else ""
     lines = [
-        f"{row['requests']} requests, {row['prompt_tokens']} prompt and {row['output_tokens']} output "
-        f"tokens in {row['total_ns'] / 1e9:.3f} s simulated; "
-        f"TTFT p50 {'-' if ttft is None else f'{ttft / 1e6:.1f} ms'}; GPU memory used "
+        f"{row['requests'] - row['refused']} requests{refused}, {row['prompt_tokens']} prompt and "
+        f"{row['output_tokens']} output tokens in {row['total_ns'] / 1e9:.3f} s simulated; "
+        f"TTFT p50 {'-' if ttft is None else f'{ttft / 1e6:.1f} ms'}; {device(row)} memory used "
         f"{row['gpu_bytes'] / 1e9:.2f} GB, {row['cache_bytes'] / 1e9:.2f} GB of it expert cache.",
     ]
-    return lines + _notes([row])
+    return lines + _time_lines(row) + _notes([row])
+
+
+def _time_lines(row: Row) -> list[str]:
+    """Say what the time goes to, how busy each resource is, and which of them is the bottleneck."""
+    if not row["total_ns"]:
+        return []
+    shares = {"gpu": row["gpu_share"], **{name: row[f"{name}_stall_share"] for name in STALLS}}
+    who = device(row)
+    waits = [f"{_CAUSES[c]} {_share(shares[c])}" for c in STALLS if _matters(shares[c])]
+    time = f"Time: the {who} works {_share(shares['gpu'])}"
+    time += f" and waits for {', '.join(waits)}" if waits else ""
+    idle = row["idle_ns"] / row["total_ns"]
+    time += f"; nothing to run {_share(idle)}" if _matters(idle) else ""
+    used = {name: row[f"{name}_utilisation"] for name in (*LANES, "dram")}
+    words = {**_RESOURCES, "gpu": who}
+    busy = [f"{words[name]} {_share(part)}" for name, part in used.items() if _matters(part)]
+    first, second = sorted(shares, key=lambda name: -shares[name])[:2]
+    bottleneck = f"Bottleneck: {_is_bottleneck(first, shares[first], who)}"
+    bottleneck += (
+        f"; next, {_is_bottleneck(second, shares[second], who)}" if _matters(shares[second]) else ""
+    )
+    return [f"{time}.", f"In use: {', '.join(busy)}.", f"{bottleneck}."]
+
+
+def _is_bottleneck(name: str, share: float, who: str) -> str:
+    if name == "gpu":
+        return f"the {who}, which works {_share(share)} of the time"
+    return f"{_CAUSES[name]}, for which the {who} waits {_share(share)} of the time"
+
+
+_CAUSES = {
+    "link": "the link",
+    "storage": "storage",
+    "dram": "the bandwidth of host memory",
+    "host": "the host thread",
+    "cpu": "experts on the CPU",
+}
+_RESOURCES = {
+    "h2d": "link to the GPU",
+    "d2h": "link from the GPU",
+    "cpu": "CPU experts",
+    "storage": "storage",
+    "dram": "host memory",
+}
+
+
+def _what_if_table(run: Row) -> Table:
+    """Return what each change would bring, the best first."""
+    table = Table(title="What if", title_justify="left")
+    table.add_column("change", no_wrap=True)
+    for name in ("tokens/s", "gain", "TPOT"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("then bound by", no_wrap=True)
+    table.add_column("")
+    for row in run["what_if"]:
+        speed, note = row["tokens_per_s"], row["note"] or ""
+        changes = [_change(row["tokens_per_s_change"]), _change(row["tpot_change"])]
+        shown = "-" if speed is None else f"{speed:.1f}"
+        table.add_row(row["name"], shown, *changes, _bound(row["bottleneck"], run), note)
+    return table
+
+
+def _change(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{100 * ratio:+.1f}%"

@@ -34,6 +34,9 @@ class Residency:
         Index of the pool that serves each layer, [num_layers].
     capacity_bytes
         Capacity of each pool, [num_pools].
+    pool_of_key
+        Index of the pool that serves each expert, [num_layers * num_experts], where a layer's experts
+        are spread over several; ``pool_of_layer`` then names the first of them.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Residency:
         layer_bytes: Sequence[int],
         pool_of_layer: Sequence[int],
         capacity_bytes: Sequence[int],
+        pool_of_key: Sequence[int] | None = None,
     ) -> None:
         if len(layer_bytes) != keys.num_layers or len(pool_of_layer) != keys.num_layers:
             raise ConfigError(
@@ -53,7 +57,9 @@ class Residency:
         self.capacity_bytes = list(capacity_bytes)
         self.state = bytearray(len(keys))
         self._size = [size for size in layer_bytes for _ in range(keys.num_experts)]
-        self._pool = [pool for pool in pool_of_layer for _ in range(keys.num_experts)]
+        spread = [pool for pool in pool_of_layer for _ in range(keys.num_experts)]
+        self.pool_of_key = spread if pool_of_key is None else list(pool_of_key)
+        self._pool = self.pool_of_key
         self._free = list(capacity_bytes)
         self._pinned_for_good = bytearray(len(keys))
         self._pinned: Container[int] = ()
@@ -85,12 +91,23 @@ class Residency:
         return self._size[key]
 
     def free_bytes(self, layer: int) -> int:
-        """Unused bytes of the pool that serves ``layer``."""
-        return self._free[self.pool_of_layer[layer]]
+        """Unused bytes of the pools that serve ``layer``."""
+        keys = self.keys.layer_keys(layer)
+        return sum(self._free[pool] for pool in {self._pool[key] for key in keys})
+
+    def pools_of_layer(self, layer: int) -> list[int]:
+        """Return the pools that serve ``layer``, in the order of its experts."""
+        return list(dict.fromkeys(self._pool[key] for key in self.keys.layer_keys(layer)))
 
     def used_bytes(self, pool: int) -> int:
         """Bytes taken in a pool: resident, loading and queued."""
         return self.capacity_bytes[pool] - self._free[pool]
+
+    def largest_bytes(self, pool: int) -> int:
+        """Bytes of the largest expert that a pool serves."""
+        return max(
+            size for size, its in zip(self._size, self.pool_of_key, strict=True) if its == pool
+        )
 
     def shortage_bytes(self, key: int) -> int:
         """Bytes that must be freed before ``key`` fits; 0 or less when it fits now."""
@@ -154,10 +171,36 @@ class Residency:
                 raise ResidencyError(f"{self.keys.unpack(key)} arrives without being queued")
             state[key] = RESIDENT
 
+    def cancel(self, key: int) -> None:
+        """Give up a queued load whose copy has not begun."""
+        if self.state[key] != QUEUED:
+            raise ResidencyError(f"{self.keys.unpack(key)} is cancelled without being queued")
+        self.state[key] = ABSENT
+        self._free[self._pool[key]] += self._size[key]
+
+    def unpin_for_good(self, key: int) -> None:
+        """Let a kept ``key`` be evicted after all: memory shrinks."""
+        self._pinned_for_good[key] = 0
+
+    def resize(self, pool: int, capacity_bytes: int) -> int:
+        """Change a pool's capacity; return how many bytes must still be freed for what is in it.
+
+        Free bytes are negative until that is done, so that nothing new is let in meanwhile.
+        """
+        self._free[pool] += capacity_bytes - self.capacity_bytes[pool]
+        self.capacity_bytes[pool] = capacity_bytes
+        return max(0, -self._free[pool])
+
     def evict(self, key: int) -> int:
         """Drop a resident key; return the bytes that frees."""
         if key < 0 or not self.evictable(key):  # below 0 Python would count from the end
             raise ResidencyError(f"{self.keys.unpack(key)} {_NOT_EVICTABLE}")
+        return self.release(key)
+
+    def release(self, key: int) -> int:
+        """Drop a resident key that has moved elsewhere, in use or not; return the bytes that frees."""
+        if self.state[key] != RESIDENT:
+            raise ResidencyError(f"{self.keys.unpack(key)} is released without being resident")
         self.state[key] = ABSENT
         size = self._size[key]
         self._free[self._pool[key]] += size

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from sim.policies.base import CachePolicy, Evictable
 from sim.residency import Residency
-from sim.types import View
+from sim.types import ConfigError, View
 
 
 class Admission(NamedTuple):
@@ -20,14 +20,17 @@ class Room:
     """Admits experts to their pools and counts prefetches that were of no use.
 
     ``unused_prefetches`` are those that came, or come, unasked and have not been used yet.
+    ``evictable`` may narrow what the residency lets go.
     """
 
-    def __init__(self, residency: Residency, view: View) -> None:
+    def __init__(
+        self, residency: Residency, view: View, evictable: Evictable | None = None
+    ) -> None:
         self.unused_prefetches: set[int] = set()
         self.wasted_prefetch_bytes = 0
         self._residency = residency
         self._view = view
-        self._evictable = residency.evictable
+        self._evictable = evictable or residency.evictable
         self._mixed_sizes = len(set(residency.layer_bytes)) > 1
 
     def fill(self, key: int, cache: CachePolicy) -> bool:
@@ -60,16 +63,51 @@ class Room:
         cache.on_insert(key, self._view)
         return True
 
+    def force(self, key: int, cache: CachePolicy, evicts: list[int]) -> None:
+        """Give ``key`` room whatever the policy thinks of it; it only chooses who goes."""
+        residency = self._residency
+        while residency.shortage_bytes(key) > 0:
+            self._drop(self._victim(cache, self._evictable), cache, evicts)
+        residency.reserve(key)
+        cache.on_insert(key, self._view)
+
+    def shrink(self, pool: int, cache: CachePolicy, lack_bytes: int, evicts: list[int]) -> None:
+        """Free ``lack_bytes`` of a pool that has become smaller; what was kept for good goes as well."""
+        residency = self._residency
+
+        def droppable(key: int) -> bool:
+            return residency.pool_of_key[key] == pool and residency.is_resident(key)
+
+        while lack_bytes > 0:
+            victim = self._victim(cache, droppable)
+            residency.unpin_for_good(victim)
+            lack_bytes -= residency.expert_bytes(victim)
+            self._drop(victim, cache, evicts)
+
+    def _victim(self, cache: CachePolicy, evictable: Evictable) -> int:
+        victim = cache.choose_victim(evictable, self._view)
+        if victim is None:
+            victim = cache.give_up(evictable, self._view)
+        if victim is None:
+            raise ConfigError(
+                f"policy: {type(cache).__name__}.give_up: names nobody though memory must be freed; "
+                "must return an evictable key while there is one"
+            )
+        return victim
+
+    def _drop(self, victim: int, cache: CachePolicy, evicts: list[int]) -> None:
+        self._residency.evict(victim)
+        cache.on_evict(victim)
+        evicts.append(victim)
+        self._count_waste(victim)
+
     def _make_room(
         self, key: int, lack_bytes: int, cache: CachePolicy, evictable: Evictable, evicts: list[int]
     ) -> bool:
         """Drop what ``cache`` chooses for ``key``; drop nothing and return False if it refuses half-way."""
         victims = self._choose_several(key, lack_bytes, cache, evictable)
         for victim in victims:
-            self._residency.evict(victim)
-            cache.on_evict(victim)
-            evicts.append(victim)
-            self._count_waste(victim)
+            self._drop(victim, cache, evicts)
         return len(victims) > 0
 
     def _count_waste(self, victim: int) -> None:
@@ -101,7 +139,7 @@ class Room:
         cache.on_insert(key, self._view)
 
         def evictable(other: int) -> bool:
-            return other == key or residency.evictable(other)
+            return other == key or self._evictable(other)
 
         evicts: list[int] = []
         lack_bytes = residency.shortage_bytes(key)

@@ -22,12 +22,37 @@ def _is_span(value: Any) -> bool:
     return is_whole(value[0]) and (value[1] is None or is_whole(value[1]))
 
 
+def _is_window(value: Any) -> bool:
+    if not _is_span(value) or value[0] < 0:
+        return False
+    return value[1] is None or value[1] > value[0]
+
+
+def _is_length(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(is_whole(n) and n > 0 for n in value)
+
+
+def _is_positive(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 < value < float("inf")
+
+
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and value != ""
 
 
 def _at_least(least: int) -> Rule:
     return (lambda value: is_whole(value) and value >= least, f"must be a whole number >= {least}")
+
+
+def _bytes(least: int) -> Rule:
+    """Return the rule of a size, for which 4e9 is as good as 4000000000."""
+
+    def is_good(value: Any) -> bool:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and least <= value < float("inf") and value == int(value)
+
+    return is_good, f"must be a whole number of bytes >= {least}"
 
 
 def _or_null(rule: Rule) -> Rule:
@@ -42,9 +67,13 @@ def _is_ratio(value: Any) -> bool:
 _TEXT: Rule = (_is_text, "must be a text that is not empty")
 _SWITCH: Rule = (lambda value: isinstance(value, bool), "must be true or false")
 _SPAN: Rule = (_is_span, "must be [first, last + 1], where last + 1 may be null")
+_WINDOW: Rule = (
+    _is_window,
+    "must be [first, last + 1], at least one step, where last + 1 may be null",
+)
 _GROUP: Rule = (lambda value: isinstance(value, Mapping), "must be a group of settings")
 
-OPTIONAL_ROLES = ("placement", "prefetch", "routing", "repack", "stages")
+OPTIONAL_ROLES = ("placement", "prefetch", "routing", "repack", "stages", "host")
 """The parts a policy may do without."""
 SETTINGS: dict[str, dict[str, Rule]] = {
     "trace": {"name": _TEXT, "path": _TEXT},
@@ -55,15 +84,35 @@ SETTINGS: dict[str, dict[str, Rule]] = {
     },
     "cache": {
         "ratio": (_is_ratio, "must be a number in [0, 1]"),
-        "bytes": _or_null(_at_least(0)),
+        "bytes": _or_null(_bytes(0)),
+        "kv_bytes": _or_null(_bytes(1)),
+        "joint_bytes": _or_null(_bytes(1)),
+        "host_bytes": _or_null(_bytes(1)),
         "staging_slots": _or_null(_at_least(1)),
         "prefetch_limit": _at_least(0),
     },
-    "workload": {"batch_size": _at_least(1), "requests": _or_null(_SPAN)},
+    "workload": {
+        "batch_size": _at_least(1),
+        "requests": _or_null(_SPAN),
+        "prefill_chunk": _or_null(_at_least(1)),
+        "mixed": _SWITCH,
+        "arrivals": (_is_text, "must be 'closed', 'poisson' or a file of arrival times"),
+        "rate_per_s": _or_null((_is_positive, "must be a number > 0")),
+        "seed": _at_least(0),
+        "length": _or_null((_is_length, "must be [prompt, output] tokens, whole numbers >= 1")),
+        "cut": _SWITCH,
+        "repeat": _at_least(1),
+        "kv_limit_tokens": _or_null(_at_least(1)),
+    },
     "calibration": {"trace": _or_null(_TEXT), "requests": _or_null(_SPAN)},
-    "output": {"events": _SWITCH, "belady": _SWITCH},
+    "output": {
+        "events": _SWITCH,
+        "belady": _SWITCH,
+        "perfetto": _or_null(_WINDOW),
+        "what_if": _SWITCH,
+    },
 }
-SINGLE: dict[str, Rule] = {"model": _GROUP, "machine": _GROUP, "estimate": _GROUP}
+SINGLE: dict[str, Rule] = {"model": _GROUP, "machine": _GROUP, "engine": _GROUP, "estimate": _GROUP}
 
 
 def check_settings(config: Mapping[str, Any]) -> None:

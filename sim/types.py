@@ -25,6 +25,7 @@ class Phase(IntEnum):
 
     PREFILL = PREFILL
     DECODE = DECODE
+    MIXED = 2  # prompt chunks and decoded tokens together
 
 
 class ConfigError(ValueError):
@@ -72,7 +73,10 @@ class StepInfo:
 
     ``texts`` are the decoded pieces of the tokens that this step *processes* (already sampled, so no
     future), one a token, or None where the trace has no text. ``kv_tokens`` is the number of KV
-    entries the step's attention reads, summed over its sequences.
+    entries the step's attention reads, summed over its sequences, ``attention_pairs`` that of (new
+    token, KV entry) pairs it computes, ``held_kv_tokens`` that of tokens whose keys and values are in
+    memory when the step ends, those of requests that sit it out included. ``num_outputs`` sequences
+    yield a token. The first ``num_decoding`` tokens are decoded ones; prompt tokens follow.
     """
 
     step: int
@@ -82,6 +86,10 @@ class StepInfo:
     kv_tokens: int = 0
     request_ids: tuple[int, ...] = ()
     texts: tuple[str, ...] | None = None
+    attention_pairs: int = 0
+    held_kv_tokens: int = 0
+    num_outputs: int = 1
+    num_decoding: int = 0
 
 
 class LayerRouting:
@@ -169,6 +177,10 @@ class LayerPlan:
                 keep their slots until the layer ends, the others take turns in ``bypass_slots``
     on_cpu      compute on the CPU
     prefetches  loads nobody waits for
+    cancels     queued prefetches that are given up before they start
+    reads       not in host memory either: they come from storage before anything else happens to them
+    host_evicts dropped from host memory to make room for what comes there
+    demotes     evicted keys that go back to host memory, which did not keep them
     packed      tokens are laid out expert by expert, so that no expert gathers or scatters
     groups      a partition of the step's tokens into micro-batches; None is one of all tokens
     """
@@ -181,6 +193,10 @@ class LayerPlan:
     bypass_slots: int = 0
     on_cpu: Sequence[int] = ()
     prefetches: Sequence[int] = ()
+    cancels: Sequence[int] = ()
+    reads: Sequence[int] = ()
+    host_evicts: Sequence[int] = ()
+    demotes: Sequence[int] = ()
     packed: bool = False
     groups: Sequence[NDArray[np.intp]] | None = None
 

@@ -1,52 +1,38 @@
-"""From a trace to the steps an engine would run: closed loop, at most ``batch_size`` requests at once.
-
-A waiting request joins as soon as a place is free: its whole prompt is one prefill step, after which
-it decodes one token a step together with the others.
-"""
+"""From a trace to the work of a run: which requests, when they arrive, how they are batched."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.types import ConfigError, LayerRouting, Phase, StepInfo
-from traces.schema import NO_EXPERT
+from sim.arrivals import CLOSED, POISSON, Arrivals, ClosedLoop, OpenLoop, poisson_ns, recorded_ns
+from sim.schedule import Admitted, Limits, Refused, Schedule, WorkStep
+from sim.tiling import Request, Tiling, select_requests
+from sim.types import ConfigError, LayerRouting
+from traces.schema import NO_EXPERT, Trace
 
-if TYPE_CHECKING:
-    from traces.schema import Trace
+__all__ = [
+    "Admitted",
+    "Refused",
+    "Request",
+    "Schedule",
+    "WorkStep",
+    "Workload",
+    "select_requests",
+    "split_layers",
+]
 
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One request of the trace: the rows of its prompt and of its decoded tokens, in order."""
-
-    request_id: int
-    prompt_rows: NDArray[np.intp]
-    decode_rows: NDArray[np.intp]
-
-
-@dataclass(frozen=True, slots=True)
-class WorkStep:
-    """One forward pass: what may be known of it, the trace rows it processes, and what it completes.
-
-    ``finished`` are the requests whose last token this step yields; ``held_kv_tokens`` the tokens
-    whose keys and values are in memory, those of requests that sit the step out included.
-    """
-
-    info: StepInfo
-    rows: NDArray[np.intp]
-    finished: tuple[int, ...]
-    held_kv_tokens: int
+_BLOCK_TOKENS = 1024
 
 
 class Workload:
-    """The steps of a run over some requests of a trace.
+    """What a run has to do; :meth:`schedule` plays it, as often as one likes.
 
     Parameters
     ----------
@@ -55,18 +41,73 @@ class Workload:
     batch_size
         Requests that run at one time, >= 1.
     requests
-        Range of requests by order in the trace, (first, last + 1); None takes all. Those before it
-        stay free for calibration.
+        The requests to run, or a range of them by order in the trace, (first, last + 1); None takes
+        all. Those left out stay free for calibration.
+    prefill_chunk
+        Prompt tokens that one step processes at most, >= 1; None: a prompt is processed at once.
+    mixed
+        False: prompt chunks are steps of their own, one request at a time, before decoding goes on.
+        True: every step decodes, and takes prompt tokens besides.
+    arrivals
+        "closed": a request arrives when a place is free; "poisson": ``rate_per_s`` arrivals a second,
+        drawn from ``seed``; else a file of times (see :func:`sim.arrivals.recorded_ns`).
+    length, cut, repeat
+        See :class:`sim.tiling.Tiling`.
+    kv_limit_tokens
+        Sum of the final lengths of all requests that run at one time, at most; None: no limit.
     """
 
     def __init__(
-        self, trace: Trace, batch_size: int = 1, requests: tuple[int, int | None] | None = None
+        self,
+        trace: Trace,
+        batch_size: int = 1,
+        requests: tuple[int, int | None] | list[Request] | None = None,
+        *,
+        prefill_chunk: int | None = None,
+        mixed: bool = False,
+        arrivals: str = CLOSED,
+        rate_per_s: float | None = None,
+        seed: int = 0,
+        length: tuple[int, int] | None = None,
+        cut: bool = False,
+        repeat: int = 1,
+        kv_limit_tokens: int | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise ConfigError(f"workload.batch_size = {batch_size}: must be >= 1")
+        for name, count in (
+            ("batch_size", batch_size),
+            ("prefill_chunk", prefill_chunk),
+            ("kv_limit_tokens", kv_limit_tokens),
+        ):
+            if count is not None and count < 1:
+                raise ConfigError(f"workload.{name} = {count}: must be >= 1")
+        if requests is None or isinstance(requests, tuple):
+            requests = select_requests(trace, requests, "workload.requests")
+        tiling = Tiling(length, cut, repeat)
         self.trace = trace
         self.batch_size = batch_size
-        self.requests = select_requests(trace, requests, "workload.requests")
+        self.requests: Sequence[Request] = tiling.apply(requests)
+        self.limits = Limits(batch_size, prefill_chunk, mixed, kv_limit_tokens)
+        self.made_note = tiling.note(requests)
+        self.is_open = arrivals != CLOSED
+        self._times_ns = _times_ns(arrivals, rate_per_s, seed, len(self.requests))
+
+    @classmethod
+    def from_settings(
+        cls, settings: Mapping[str, Any], trace: Trace, kept_back: tuple[int, int] | None = None
+    ) -> Workload:
+        """Return the work that the ``workload`` settings describe.
+
+        Without ``workload.requests`` it leaves out those that calibration keeps back, a range by
+        order in the trace, unless that leaves none.
+        """
+        options = {key: value for key, value in settings.items() if key != "requests"}
+        if options["length"] is not None:
+            options["length"] = tuple(options["length"])
+        span = settings["requests"]
+        chosen = select_requests(trace, tuple(span) if span else None, "workload.requests")
+        if span is None and kept_back is not None:
+            chosen = [*chosen[: kept_back[0]], *chosen[kept_back[1] :]] or chosen
+        return cls(trace, requests=chosen, **options)
 
     @property
     def num_layers(self) -> int:
@@ -79,97 +120,97 @@ class Workload:
         return self.trace.meta.num_experts
 
     @property
-    def num_steps(self) -> int:
-        """Number of steps, counted by running the schedule once."""
-        return sum(1 for _ in self.steps())
+    def num_steps(self) -> int | None:
+        """Number of steps; None where it depends on the clock (open arrivals)."""
+        return None if self.is_open else self._extent[0]
 
     def peak_kv_tokens(self) -> int:
-        """Largest number of tokens whose keys and values are held at one time."""
-        return max((step.held_kv_tokens for step in self.steps()), default=0)
+        """Most tokens whose keys and values are held at one time; with open arrivals a bound on it."""
+        if not self.is_open:
+            return self._extent[1]
+        lengths = [len(request.rows) for request in self.requests if self._fits(request)]
+        bound = sum(sorted(lengths, reverse=True)[: self.batch_size])
+        limit = self.limits.kv_tokens
+        return bound if limit is None else min(bound, limit)
+
+    def limit_kv(self, tokens: int) -> None:
+        """Let requests in only while the final lengths of all that run come to at most ``tokens``."""
+        limit = self.limits.kv_tokens
+        self.limits = replace(
+            self.limits, kv_tokens=tokens if limit is None else min(limit, tokens)
+        )
+        self.__dict__.pop("_extent", None)  # of the schedule without this limit
+
+    def key(self) -> tuple[Any, ...]:
+        """Return what tells this work from other work on the same trace; hashable."""
+        lengths = tuple((r.source_id, r.num_prompt, len(r.rows)) for r in self.requests)
+        times_ns = None if self._times_ns is None else tuple(self._times_ns)
+        return (lengths, self.limits, times_ns)
+
+    def schedule(self) -> Schedule:
+        """Return the steps of a run, to be played from its beginning."""
+        arrivals: Arrivals
+        if self._times_ns is None:
+            arrivals = ClosedLoop(min(self.batch_size, len(self.requests)))
+        else:
+            arrivals = OpenLoop(self._times_ns)
+        return Schedule(self.requests, arrivals, self.limits, self.trace.text)
 
     def steps(self) -> Iterator[WorkStep]:
-        """Yield the steps in order."""
-        waiting = deque(self.requests)
-        running: list[tuple[Request, int]] = []  # a request and how many tokens it has decoded
-        number = 0
-        while waiting or running:
-            if waiting and len(running) < self.batch_size:
-                request = waiting.popleft()
-                done = len(request.decode_rows) == 0
-                if not done:
-                    running.append((request, 0))
-                if len(request.prompt_rows) == 0:  # an imported trace may have none
-                    continue
-                yield self._prefill(number, request, running, done)
-            else:
-                yield self._decode(number, running)
-                grown = [(request, count + 1) for request, count in running]
-                running = [(r, count) for r, count in grown if count < len(r.decode_rows)]
-            number += 1
+        """Yield the steps of a run in which no step takes any time.
+
+        In a closed loop they are those of any run; open arrivals find each earlier one done.
+        """
+        schedule, now_ns = self.schedule(), 0
+        while (step := schedule.next(now_ns)) is not None:
+            if isinstance(step, int):
+                now_ns = step
+                continue
+            yield step
+            schedule.ended(step, now_ns)
 
     def routings(self, step: WorkStep) -> list[LayerRouting]:
         """Return the routing of every layer for one step of this workload."""
         trace, rows = self.trace, step.rows
-        ids = trace.expert_ids[rows]
+        if len(rows) == 1:  # a view will do
+            only = slice(rows[0], rows[0] + 1)
+            weights = None if trace.expert_weights is None else trace.expert_weights[only]
+            return split_layers(trace.expert_ids[only], trace.meta.num_experts, weights)
         weights = None if trace.expert_weights is None else trace.expert_weights[rows]
-        return split_layers(ids, trace.meta.num_experts, weights)
+        return split_layers(trace.expert_ids[rows], trace.meta.num_experts, weights)
 
-    def _prefill(
-        self, number: int, request: Request, running: Sequence[tuple[Request, int]], done: bool
-    ) -> WorkStep:
-        rows = request.prompt_rows
-        held = sum(len(r.prompt_rows) + count for r, count in running if r is not request)
-        info = StepInfo(
-            step=number,
-            phase=Phase.PREFILL,
-            num_tokens=len(rows),
-            num_sequences=1,
-            kv_tokens=len(rows),
-            request_ids=(request.request_id,) * len(rows),
-            texts=self._texts(rows),
-        )
-        finished = (request.request_id,) if done else ()
-        return WorkStep(info, rows, finished, held + len(rows))
+    def _fits(self, request: Request) -> bool:
+        return self.limits.fits_alone(request)
 
-    def _decode(self, number: int, running: Sequence[tuple[Request, int]]) -> WorkStep:
-        rows = np.array([r.decode_rows[count] for r, count in running], dtype=np.intp)
-        info = StepInfo(
-            step=number,
-            phase=Phase.DECODE,
-            num_tokens=len(rows),
-            num_sequences=len(rows),
-            kv_tokens=sum(len(r.prompt_rows) + count + 1 for r, count in running),
-            request_ids=tuple(r.request_id for r, _ in running),
-            texts=self._texts(rows),
-        )
-        finished = tuple(r.request_id for r, count in running if count + 1 == len(r.decode_rows))
-        return WorkStep(info, rows, finished, info.kv_tokens)
-
-    def _texts(self, rows: NDArray[np.intp]) -> tuple[str, ...] | None:
-        text = self.trace.text
-        return None if text is None else tuple(text[row] for row in rows)
+    @cached_property
+    def _extent(self) -> tuple[int, int]:
+        """Number of steps and peak of KV tokens, found by playing the schedule once."""
+        count = peak = 0
+        for step in self.steps():
+            count += 1
+            peak = max(peak, step.info.held_kv_tokens)
+        return count, peak
 
 
-def select_requests(trace: Trace, span: tuple[int, int | None] | None, field: str) -> list[Request]:
-    """Return the requests of ``trace`` whose place in it lies in ``span``; ``field`` names it in errors."""
-    order, first_rows = np.unique(trace.request_id, return_index=True)
-    ids = order[np.argsort(first_rows, kind="stable")]
-    first, last = span if span is not None else (0, None)
-    last = len(ids) if last is None else last
-    if not 0 <= first < last <= len(ids):
+def _times_ns(
+    arrivals: str, rate_per_s: float | None, seed: int, num_requests: int
+) -> list[int] | None:
+    """Return the arrival times of a run's requests; None in a closed loop."""
+    if arrivals == CLOSED:
+        return None
+    if arrivals != POISSON:
+        return recorded_ns(arrivals, num_requests)
+    if rate_per_s is None or not rate_per_s > 0:
         raise ConfigError(
-            f"{field} = [{first}, {last}]: must be a range within the trace's {len(ids)} requests"
+            f"workload.rate_per_s = {rate_per_s}: must be > 0, as workload.arrivals is {POISSON!r}"
         )
-    by_request = np.argsort(trace.request_id, kind="stable")
-    sorted_ids = trace.request_id[by_request]
-    chosen = []
-    for request_id in ids[first:last]:
-        low, high = np.searchsorted(sorted_ids, [request_id, request_id + 1])
-        rows = by_request[low:high]
-        rows = rows[np.argsort(trace.position[rows], kind="stable")]
-        prompt = trace.phase[rows] == Phase.PREFILL
-        chosen.append(Request(int(request_id), rows[prompt], rows[~prompt]))
-    return chosen
+    return poisson_ns(num_requests, rate_per_s, seed)
+
+
+@lru_cache(maxsize=8)
+def _first_keys(num_layers: int, num_experts: int) -> NDArray[np.int64]:
+    """Return the key of each layer's expert 0, int64[num_layers, 1]."""
+    return np.arange(num_layers, dtype=np.int64)[:, None] * num_experts
 
 
 def split_layers(
@@ -180,17 +221,20 @@ def split_layers(
     One token keeps the router's order; several give their union in index order with token counts.
     """
     num_tokens, num_layers, top_k = ids.shape
-    offsets = np.arange(num_layers, dtype=np.int64)[:, None] * num_experts
-    complete = not (ids == NO_EXPERT).any()
-    if num_tokens == 1 and complete:
+    offsets = _first_keys(num_layers, num_experts)
+    if num_tokens == 1 and not (ids == NO_EXPERT).any():
         ones = (1,) * top_k
         return [
             LayerRouting(layer, keys, ones, ids, weights)
             for layer, keys in enumerate((ids[0] + offsets).tolist())
         ]
-    keys = ids + offsets
-    flat = keys.ravel() if complete else keys[ids != NO_EXPERT]
-    counts = np.bincount(flat, minlength=num_layers * num_experts)
+    counts = np.zeros(num_layers * num_experts, dtype=np.int64)
+    for first in range(0, num_tokens, _BLOCK_TOKENS):  # so that a long prompt takes little memory
+        some = ids[first : first + _BLOCK_TOKENS]
+        missing = some == NO_EXPERT
+        keys = some + offsets
+        flat = keys[~missing] if missing.any() else keys.ravel()
+        counts += np.bincount(flat, minlength=len(counts))
     used = np.flatnonzero(counts)
     bounds = np.searchsorted(used, np.arange(num_layers + 1) * num_experts).tolist()
     experts, token_counts = used.tolist(), counts[used].tolist()

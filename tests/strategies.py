@@ -11,15 +11,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sim.events import Kind, Lane
-from sim.metrics import STEP_COLUMNS
+from hwmodels.host_cost import CPUWork
+from sim.counter import STALLS, STEP_COLUMNS
+from sim.events import EventLog, Kind, Lane
+from sim.hardware import Hardware
+from sim.metrics import RunTables
 from sim.offloader import Offloader
 from sim.policies.base import (
     CachePolicy,
     PolicySet,
 )
 from sim.residency import Residency
-from sim.timeline import RunTables, Timeline
+from sim.timeline import Timeline
 from sim.types import KeySpace, LayerPlan, LayerRouting
 from sim.workload import Workload
 from traces.schema import DECODE, NO_EXPERT, PREFILL, Provenance, Trace, TraceMeta
@@ -152,9 +155,16 @@ class ConstantCosts:
     pack: int = 0
     packed_gain: int = 0
     handover: int = 0
+    activation: int = 0
 
     def load_ns(self, layer: int) -> int:
         return self.load
+
+    def copy_ns(self, layer: int) -> int:
+        return self.load
+
+    def experts_gpu_ns(self, layer: int, token_counts: Sequence[int], packed: bool) -> int:
+        return sum(self.expert_gpu_ns(layer, tokens, packed) for tokens in token_counts)
 
     def expert_gpu_ns(self, layer: int, num_tokens: int, packed: bool) -> int:
         return self.gpu + self.gpu_token * num_tokens - packed * self.packed_gain
@@ -162,16 +172,24 @@ class ConstantCosts:
     def expert_cpu_ns(self, layer: int, num_tokens: int) -> int:
         return self.cpu * num_tokens
 
-    def dense_ns(self, num_tokens: int, kv_tokens: int, num_sequences: int = 1) -> int:
+    def cpu_work(self, layer: int, num_tokens: int) -> CPUWork:
+        return CPUWork(self.cpu * num_tokens, 0, 1, 0)
+
+    def activation_bytes(self, num_tokens: int) -> int:
+        return self.activation * num_tokens
+
+    def dense_ns(self, num_tokens: int, kv_tokens: int, attention_pairs: int) -> int:
         return self.dense
 
-    def step_ns(self, num_tokens: int, num_sequences: int, kv_tokens: int = 0) -> int:
+    def step_ns(
+        self, num_tokens: int, num_outputs: int, kv_tokens: int, attention_pairs: int
+    ) -> int:
         return self.step
 
     def pack_ns(self, num_tokens: int) -> int:
         return self.pack
 
-    def handover_ns(self) -> int:
+    def handover_ns(self, num_tokens: int) -> int:
         return self.handover
 
 
@@ -255,20 +273,22 @@ class Run:
 
     def steps(self) -> list[dict[str, int]]:
         """Return the step table's rows by column name."""
-        return [dict(zip(STEP_COLUMNS, row, strict=True)) for row in self.tables.steps]
+        return [dict(zip(STEP_COLUMNS, row, strict=True)) for row in self.tables.steps.rows]
 
     def lines(self) -> list[str]:
         """Return the event table by start, then lane: from, to, lane, kind, layer, expert."""
         lines = sorted((row[0], row[2], row[1], *row[3:]) for row in self.rows)
         return [
             f"{start} {end} {Lane(lane).name} {Kind(kind).name} {layer} {expert}"
-            for start, lane, end, kind, _, layer, expert, *_ in lines
+            for start, lane, end, _, kind, _, layer, expert, *_ in lines
         ]
 
     def check_accounts(self) -> None:
         """Check that GPU work and the two stalls make up each step's time, to the nanosecond."""
         for row in self.steps():
-            spent = row["gpu_busy_ns"] + row["link_stall_ns"] + row["cpu_stall_ns"]
+            waited = [row[f"{cause}_stall_ns"] for cause in STALLS]
+            assert min(waited) >= 0
+            spent = row["gpu_busy_ns"] + sum(waited)
             assert spent == row["end_ns"] - row["start_ns"]
 
 
@@ -278,12 +298,13 @@ def run_timeline(
     memory: Memory,
     costs: ConstantCosts,
     kind: type[Residency] = Residency,
+    hardware: Hardware | None = None,
 ) -> Run:
     """Run and record everything."""
     offloader = build(workload, policies, memory, costs, kind)
     plans: list[LayerPlan] = []
-    line = Timeline(workload, offloader, costs, record_events=True, on_plan=plans.append)
-    tables = line.run()
+    tables = RunTables(events=EventLog(workload.num_experts))
+    Timeline(workload, offloader, costs, hardware, tables, on_plan=plans.append).run()
     assert tables.events is not None
     return Run(tables, plans, offloader, tables.events.rows)
 

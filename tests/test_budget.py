@@ -20,9 +20,9 @@ def budget(trace: Path, *overrides: str) -> Budget:
 
 def test_a_ratio_gives_each_layer_whole_slots(small_trace_file: Path) -> None:
     found = budget(small_trace_file, "cache.ratio=0.3")
-    assert found.layer_bytes == (EXPERT,) * 4
+    assert found.pools.layer_bytes == (EXPERT,) * 4
     assert found.pool_bytes == (4 * EXPERT,) * 4, "0.3 of 16 experts is 4 whole ones"
-    assert found.pool_of_layer == (0, 1, 2, 3)
+    assert list(found.pools.pool_of_layer) == [0, 1, 2, 3]
     assert found.all_expert_bytes == 4 * 16 * EXPERT
     assert found.cache_ratio == 0.25
 
@@ -30,7 +30,7 @@ def test_a_ratio_gives_each_layer_whole_slots(small_trace_file: Path) -> None:
 def test_a_global_pool_has_all_bytes(small_trace_file: Path) -> None:
     found = budget(small_trace_file, "policy=lru_global", "cache.ratio=0.3")
     assert found.pool_bytes == (int(0.3 * 4 * 16 * EXPERT),)
-    assert found.pool_of_layer == (0, 0, 0, 0)
+    assert list(found.pools.pool_of_layer) == [0] * 4
 
 
 def test_bytes_are_shared_out_among_layers(small_trace_file: Path) -> None:

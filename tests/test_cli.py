@@ -61,6 +61,7 @@ def test_a_run_leaves_its_files_and_says_where(tmp_path: Path, small_trace_file:
         summary["hit_rate"] * sum(steps["accesses"].to_pylist())
     )
     assert pq.read_table(out / "requests.parquet").num_rows == summary["requests"]
+    assert not [name for name in files_below(out) if ".tmp-" in name]
     events = pq.read_table(out / "events.parquet").to_pylist()
     copied = sum(row["num_bytes"] for row in events if row["lane"] == "h2d")
     assert copied == summary["h2d_bytes"] > 0
@@ -189,6 +190,9 @@ MISTAKES = [
     (["~machine.gpu.launch_ns"], "launch_ns"),
     (["policy.cache._target_=sim.policies.classic.LRV"], "did you mean 'LRU'?"),
     (["cache.ratio=0.5", "cache.ratio"], "cache.ratio"),
+    (["workload.arrivals=closd"], "there is no such file; did you mean 'closed'?"),
+    (["workload.arrivals=late.csv"], "late.csv: line 3: arrival_s = soon: must be a number"),
+    (["workload.arrivals=poisson"], "workload.rate_per_s = None: must be > 0"),
 ]
 
 
@@ -229,6 +233,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     whole = small_trace_file.read_bytes()
     (tmp_path / "cut.parquet").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "empty.parquet").write_bytes(b"")
+    (tmp_path / "late.csv").write_text("arrival_s\n0.5\nsoon\n")
     (tmp_path / "bad" / "policy").mkdir(parents=True)
     (tmp_path / "bad" / "policy" / "broken.yaml").write_text("name: broken\n  scope: [\n")
     before = sorted(str(path) for path in tmp_path.rglob("*"))

@@ -23,8 +23,8 @@ def test_every_machine_builds(machine: str, small_trace_file: Path) -> None:
 def test_every_model_prices_a_trace(model: str, small_trace_file: Path) -> None:
     config = composed(f"model={model}", f"trace.path={small_trace_file}", "machine=a100_80_pcie")
     scenario = build(config)
-    assert scenario.budget.layer_bytes[0] > 0
-    assert len(scenario.budget.layer_bytes) == 4
+    assert scenario.budget.pools.layer_bytes[0] > 0
+    assert len(scenario.budget.pools.layer_bytes) == 4
 
 
 @pytest.mark.parametrize("policy", options("policy"))
@@ -48,7 +48,7 @@ def test_every_experiment_composes(experiment: str) -> None:
         ),
         ("cache.ratio=1.5", "cache.ratio = 1.5: must be a number in [0, 1]"),
         ("cache.ratio=half", "cache.ratio = half: must be a number in [0, 1]"),
-        ("cache.bytes=-1", "cache.bytes = -1: must be a whole number >= 0, or null"),
+        ("cache.bytes=-1", "cache.bytes = -1: must be a whole number of bytes >= 0, or null"),
         ("cache.staging_slots=0", "cache.staging_slots = 0: must be a whole number >= 1, or null"),
         ("cache.prefetch_limit=-1", "cache.prefetch_limit = -1: must be a whole number >= 0"),
         ("workload.batch_size=0", "workload.batch_size = 0: must be a whole number >= 1"),
@@ -90,13 +90,26 @@ def test_every_experiment_composes(experiment: str) -> None:
             "policy/lru: repack._target_ = builtins.dict: must be a RepackPolicy",
         ),
         ("machine.gpu.memory_bytes=1e9", "machine.gpu.memory_bytes = 1000000000"),
-        ("machine.cpu.memory_bytes=5e8", "machine.cpu.memory_bytes = 500000000"),
+        ("machine.cpu.memory_bytes=1e8", "cache.host_bytes = 90000000: must be >= "),
+        ("machine.cpu.memory_bytes=5e8 machine.storage=null", "machine.storage: missing, must be"),
+        ("machine.storage.capacity_bytes=1 cache.host_bytes=4e8", "machine.storage.capacity_bytes"),
+        ("cache.host_bytes=4e12", "cache.host_bytes = 4000000000000: must be <= machine.cpu"),
+        ("cache.bytes=1.5", "cache.bytes = 1.5: must be a whole number of bytes >= 0, or null"),
+        ("cache.kv_bytes=1", "cache.kv_bytes = 1: must hold at least one token"),
+        ("cache.joint_bytes=1000", "cache.joint_bytes = 1000: must hold"),
+        ("machine=phone_sd8gen3 policy=fiddler", "policy/fiddler: placement: a cpu_only machine"),
+        ("machine=phone_sd8gen3 machine.storage=null", "machine.storage: missing, must be"),
+        (
+            "engine.storage_access=page_cache +policy.host={_target_:sim.policies.classic.LRU}",
+            "policy/lru: host: the operating system rules the page cache",
+        ),
+        ("+estimate={ssd:{}}", "estimate.ssd = {}: must be figures of gpu, link, cpu or storage"),
     ],
 )
 def test_a_mistake_names_field_value_and_rule(
     override: str, message: str, small_trace_file: Path
 ) -> None:
-    config = composed(f"trace.path={small_trace_file}", override)
+    config = composed(f"trace.path={small_trace_file}", *override.split())
     with pytest.raises(ConfigError) as caught:
         build(config)
     assert message in str(caught.value)

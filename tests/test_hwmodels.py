@@ -1,66 +1,13 @@
-"""Sizes and costs worked out by hand on round numbers, and laws over random machines."""
+"""Sizes of models worked out by hand on round numbers."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from hwmodels.cost import DENSE_LAUNCHES, CostModel
 from hwmodels.errors import HardwareError
-from hwmodels.machine import CPU, GPU, Link, Machine
 from hwmodels.model_shape import ModelShape
 from hwmodels.units import GB, compute_ns, transfer_ns, weight_bytes
-
-BYTE_A_NS = GB  # a rate at which one byte, or one operation, takes one nanosecond
-
-
-def shape(**changes: Any) -> ModelShape:
-    """Two MoE layers of 4 experts; an expert has 3 * 10 * 20 = 600 weights of 8 bits."""
-    base = ModelShape(
-        name="round",
-        source="made up",
-        num_layers=2,
-        num_moe_layers=2,
-        num_experts=4,
-        top_k=2,
-        hidden_size=10,
-        expert_intermediate_size=20,
-        num_attention_heads=2,
-        num_kv_heads=1,
-        head_dim=5,
-        vocab_size=100,
-        tie_embeddings=False,
-        expert_bits=8.0,
-        dense_bits=8.0,
-        kv_bits=8.0,
-    )
-    return replace(base, **changes)
-
-
-def machine(**changes: Any) -> Machine:
-    """Everything moves a byte a nanosecond and computes ten operations a nanosecond.
-
-    ``changes`` are written as ``gpu_launch_ns=...``.
-    """
-    gpu = GPU("gpu", 10**6, BYTE_A_NS, 10 * GB, 50, 7, 1000, 0)
-    link = Link("link", BYTE_A_NS, BYTE_A_NS, BYTE_A_NS // 4, 30, True)
-    cpu = CPU("cpu", 4, 4, 10**6, BYTE_A_NS, BYTE_A_NS, 10 * GB, 100, 40)
-    parts: dict[str, Any] = {"gpu": gpu, "link": link, "cpu": cpu}
-    for name, value in changes.items():
-        part, _, field = name.partition("_")
-        parts[part] = replace(parts[part], **{field: value})
-    return Machine(name="round", sources={}, **parts)
-
-
-def costs(**changes: Any) -> CostModel:
-    return CostModel(shape(), machine(**changes))
-
-
-# -- units -----------------------------------------------------------------------------------------
+from tests.round_hardware import read, shape
 
 
 def test_times_are_whole_and_never_too_short() -> None:
@@ -68,9 +15,6 @@ def test_times_are_whole_and_never_too_short() -> None:
     assert transfer_ns(0, GB) == 0
     assert compute_ns(20, 10 * GB) == 2
     assert weight_bytes(3, 4.25) == 2  # 12.75 bits
-
-
-# -- sizes -----------------------------------------------------------------------------------------
 
 
 def test_sizes_by_hand() -> None:
@@ -105,7 +49,7 @@ def test_expert_bits_change_experts_only() -> None:
 
 @pytest.mark.parametrize("layer", [-1, 2])
 def test_no_such_layer(layer: int) -> None:
-    for ask in (shape().expert_bytes, shape().dense_layer_bytes, costs().load_ns):
+    for ask in (shape().expert_bytes, shape().expert_bits_of, shape().dense_layer_bytes):
         with pytest.raises(ValueError, match=rf"layer = {layer}: must be in \[0, 2\)"):
             ask(layer)
 
@@ -122,159 +66,47 @@ def test_priced_as_keeps_the_sizes_of_a_layer() -> None:
         model.priced_as(2, 8, 9)
 
 
-# -- costs by hand ---------------------------------------------------------------------------------
+# -- mixed quantisation ----------------------------------------------------------------------------
 
 
-def test_load_is_setup_and_bytes() -> None:
-    assert costs().load_ns(0) == 30 + 600
-    assert costs().load_ns_by_layer == [630, 630]
-    assert costs(link_pinned=False).load_ns(0) == 30 + 2400
+def test_each_layer_has_the_bits_of_its_own() -> None:
+    mixed = shape(expert_bits_by_layer=(4.0, 8.0))
+    assert [mixed.expert_bytes(layer) for layer in (0, 1)] == [300, 600]
 
 
-def test_gpu_expert_is_launches_and_the_slowest_of_three() -> None:
-    assert costs().expert_gpu_ns(0, 1, False) == 5 * 7 + 600
-    assert costs().expert_gpu_ns(0, 1, True) == 3 * 7 + 600
-    assert costs().expert_gpu_ns(0, 5, True) == 3 * 7 + 600  # 5 * 1200 / 10: as long as the weights
-    assert costs().expert_gpu_ns(0, 10, True) == 3 * 7 + 1200
-    assert costs(gpu_kernel_floor_ns=900).expert_gpu_ns(0, 1, True) == 3 * 7 + 900
-    assert costs().expert_gpu_ns(0, 0, False) == 0
+def test_bits_by_layer_are_cut_or_repeated_for_a_trace() -> None:
+    mixed = shape(expert_bits_by_layer=(4.0, 8.0), expert_bits=6.0)
+    assert mixed.priced_as(1, 4, 2).expert_bits_by_layer == (4.0,)
+    assert mixed.priced_as(1, 4, 2).expert_bits == 4.0
+    assert mixed.priced_as(5, 4, 2).expert_bits_by_layer == (4.0, 8.0, 4.0, 8.0, 4.0)
+    assert mixed.priced_as(5, 4, 2).expert_bits == 5.6
 
 
-def test_cpu_expert_is_flat_until_operations_bind() -> None:
-    model = costs()
-    assert [model.expert_cpu_ns(0, n) for n in (0, 1, 5, 6)] == [0, 700, 700, 720]
-    assert model.handover_ns() == 40
-
-
-def test_fewer_threads_are_slower() -> None:
-    two = costs(cpu_threads_used=2, cpu_thread_bytes_per_s=BYTE_A_NS // 4)
-    assert two.expert_cpu_ns(0, 1) == 100 + 1200  # half the memory rate
-    assert two.expert_cpu_ns(0, 10) == 2400  # half the operations
-    many = costs(cpu_threads_used=400)
-    assert many.expert_cpu_ns(0, 10) == costs().expert_cpu_ns(0, 10)
-
-
-def test_dense_reads_weights_and_kv() -> None:
-    assert costs().dense_ns(1, 100) == DENSE_LAUNCHES * 7 + 360 + 100 * 10
-    assert costs().dense_ns(0, 0) == 0
-    shared = shape(num_shared_experts=2, shared_intermediate_size=20)
-    added = CostModel(shared, machine()).dense_ns(1, 100) - costs().dense_ns(1, 100)
-    assert added == 4 * 7 + 2 * 600
-
-
-def test_dense_computes_each_pair_of_a_prompt() -> None:
-    # 100 tokens: 2 * 360 * 100 operations, and 4 * 2 * 5 for each of 100 * 101 / 2 pairs
-    assert costs().dense_ns(100, 100, 1) == DENSE_LAUNCHES * 7 + 7200 + 5050 * 4
-
-
-def test_step_is_head_and_dense_only_layers() -> None:
-    head_ns = 4 * 7 + 1000 + 20
-    assert costs().step_ns(1, 1) == 1000 + head_ns
-    deep = CostModel(shape(num_layers=3, dense_intermediate_size=50), machine())
-    assert deep.step_ns(1, 1) == 1000 + head_ns + 10 * 7 + (300 + 3 * 10 * 50 + 20)
-    assert deep.step_ns(1, 1, 9) - deep.step_ns(1, 1) == 90
-
-
-def test_pack_moves_activations_twice() -> None:
-    assert costs().pack_ns(3) == 2 * 7 + 2 * 3 * 3 * 10 * 2
-    assert costs().pack_ns(0) == 0
-
-
-def test_fiddlers_rule_flips_at_ten_tokens() -> None:
-    """Its constants: 7 ms a token on the CPU, 70 ms for a load."""
-    slow = machine(
-        link_copy_setup_ns=0,
-        link_h2d_bytes_per_s=3000,
-        cpu_expert_setup_ns=0,
-        cpu_matmul_flops=60_000,
-    )
-    model = CostModel(shape(expert_intermediate_size=7), slow)  # 210 bytes, 420 operations a token
-    assert model.load_ns(0) == 70_000_000
-    assert model.expert_cpu_ns(0, 1) == 7_000_000
-    cheaper_on_cpu = [model.expert_cpu_ns(0, n) < model.load_ns(0) for n in range(1, 13)]
-    assert cheaper_on_cpu == [True] * 9 + [False] * 3
+@pytest.mark.parametrize("given", [{}, {"expert_bits": 16}, {"expert_bits": None}])
+def test_expert_bits_are_the_mean_of_the_layers(given: dict[str, object]) -> None:
+    plain = read("model", "mixtral_8x7b")
+    del plain["expert_bits"]
+    mixed = [2.5] * 16 + [4.5] * 16
+    made = ModelShape.from_mapping({**plain, **given, "expert_bits_by_layer": mixed})
+    assert made.expert_bits == 3.5
+    assert made.expert_bytes(0) < made.expert_bytes(31)
 
 
 @pytest.mark.parametrize(
-    "ask",
+    ("given", "message"),
     [
-        lambda c: c.expert_gpu_ns(0, -1, False),
-        lambda c: c.expert_cpu_ns(0, -1),
-        lambda c: c.dense_ns(-1, 0),
-        lambda c: c.dense_ns(1, -1),
-        lambda c: c.step_ns(1, -1),
-        lambda c: c.pack_ns(-1),
-        lambda c: c.transfer_ns(-1),
+        ([4.5] * 31, r"must have num_moe_layers = 32 numbers"),
+        ([], r"expert_bits_by_layer = \[\]: must be a list of numbers that is not empty"),
+        (4.5, r"expert_bits_by_layer = 4.5: must be a list of numbers"),
+        ([4.5] * 31 + [0], r"expert_bits_by_layer\[31\] = 0: must be > 0"),
+        ([-1] * 32, r"expert_bits_by_layer\[0\] = -1: must be >"),
+        ([4.5] * 31 + [float("nan")], r"expert_bits_by_layer\[31\] = nan: must be finite"),
+        ([4.5] * 31 + [64], r"expert_bits_by_layer = .*: must be numbers <= 32"),
+        (["four"] * 32, r"expert_bits_by_layer\[0\] = 'four': must be a number, not str"),
     ],
 )
-def test_negative_counts_are_refused(ask: Any) -> None:
-    with pytest.raises(ValueError, match=r"= -1: must be >= 0"):
-        ask(costs())
-
-
-# -- laws ------------------------------------------------------------------------------------------
-
-RATES = st.integers(10**6, 10**13)
-COUNTS = st.integers(0, 5000)
-
-
-@st.composite
-def machines(draw: st.DrawFn) -> Machine:
-    rates = ("memory_bytes_per_s", "matmul_flops")
-    changes = {f"{part}_{rate}": draw(RATES) for part in ("gpu", "cpu") for rate in rates}
-    return machine(**changes, link_h2d_bytes_per_s=draw(RATES), cpu_thread_bytes_per_s=draw(RATES))
-
-
-def every_cost(model: CostModel, num_tokens: int, kv_tokens: int) -> dict[str, int]:
-    return {
-        "load": model.load_ns(0),
-        "gpu": model.expert_gpu_ns(0, num_tokens, False),
-        "gpu packed": model.expert_gpu_ns(0, num_tokens, True),
-        "cpu": model.expert_cpu_ns(0, num_tokens),
-        "dense": model.dense_ns(num_tokens, kv_tokens + num_tokens),
-        "prefill": model.dense_ns(num_tokens, kv_tokens + num_tokens, 1),
-        "step": model.step_ns(num_tokens, num_tokens, kv_tokens),
-        "pack": model.pack_ns(num_tokens),
-    }
-
-
-@given(machines(), COUNTS, COUNTS, COUNTS)
-def test_more_tokens_are_never_cheaper(m: Machine, tokens: int, more: int, kv: int) -> None:
-    model = CostModel(shape(), m)
-    few, many = every_cost(model, tokens, kv), every_cost(model, tokens + more, kv)
-    assert all(few[what] <= many[what] for what in few)
-
-
-@given(machines(), COUNTS, COUNTS, st.integers(1, 100))
-def test_a_faster_part_is_never_slower(m: Machine, tokens: int, kv: int, factor: int) -> None:
-    base = every_cost(CostModel(shape(), m), tokens, kv)
-    for part, field in [
-        ("gpu", "memory_bytes_per_s"),
-        ("gpu", "matmul_flops"),
-        ("link", "h2d_bytes_per_s"),
-        ("cpu", "memory_bytes_per_s"),
-        ("cpu", "thread_bytes_per_s"),
-        ("cpu", "matmul_flops"),
-    ]:
-        old = getattr(m, part)
-        faster = replace(m, **{part: replace(old, **{field: getattr(old, field) * factor})})
-        new = every_cost(CostModel(shape(), faster), tokens, kv)
-        assert all(new[what] <= base[what] for what in base), (part, field)
-
-
-@given(machines(), st.integers(1, 5000))
-def test_nothing_beats_its_bytes_or_operations(m: Machine, tokens: int) -> None:
-    model, experts = CostModel(shape(), m), shape()
-    size, flops = experts.expert_bytes(0), tokens * experts.expert_flops_per_token
-    assert model.load_ns(0) * m.link.h2d_bytes_per_s >= size * GB
-    assert model.expert_gpu_ns(0, tokens, True) * m.gpu.memory_bytes_per_s >= size * GB
-    assert model.expert_gpu_ns(0, tokens, True) * m.gpu.matmul_flops >= flops * GB
-    assert model.expert_cpu_ns(0, tokens) * m.cpu.memory_bytes_per_s >= size * GB
-    assert model.expert_cpu_ns(0, tokens) * m.cpu.matmul_flops >= flops * GB
-
-
-@given(machines(), st.integers(1, 5000))
-def test_packing_never_slows_an_expert(m: Machine, tokens: int) -> None:
-    model = CostModel(shape(), m)
-    assert model.expert_gpu_ns(1, tokens, True) <= model.expert_gpu_ns(1, tokens, False)
-    assert model.expert_gpu_ns(1, tokens, True) == model.expert_gpu_ns(1, tokens, True)
+def test_bad_bits_by_layer_are_named(given: object, message: str) -> None:
+    plain = read("model", "mixtral_8x7b")
+    with pytest.raises(HardwareError, match=message) as error:
+        ModelShape.from_mapping({**plain, "expert_bits_by_layer": given}, "model/mine")
+    assert str(error.value).startswith("model/mine: expert_bits_by_layer")

@@ -66,7 +66,7 @@ def test_each_chosen_expert_of_each_token_is_computed_exactly_once(
     run = run_timeline(workload, setup.policies(workload), memory, data.draw(costs()))
     for plan in run.plans:
         assert Counter(served(plan)) == Counter(plan.routing.experts)
-    rows = [row for row in run.rows if row[3] == Kind.EXPERT]
+    rows = [row for row in run.rows if row[4] == Kind.EXPERT]
     computed = {(step, layer, expert): tokens for *_, step, layer, expert, tokens, _ in rows}
     assert len(computed) == len(rows), "an expert computes once an event"
     assert computed == chosen_tokens(workload)
@@ -152,7 +152,7 @@ def test_a_lane_never_does_two_things_at_once(setup: Setup, data: st.DataObject)
 def test_an_expert_computes_only_after_its_copy_arrived(setup: Setup, data: st.DataObject) -> None:
     run = any_run(data, setup)
     arrived: dict[tuple[int, int], int] = {}
-    for start, end, lane, kind, _, layer, expert, *_ in run.rows:
+    for start, end, lane, _, kind, _, layer, expert, *_ in run.rows:
         if lane == Lane.H2D:
             arrived[layer, expert] = end
         elif lane == Lane.GPU and kind == Kind.EXPERT:
@@ -166,9 +166,9 @@ def test_what_the_plan_loads_is_what_the_link_carries(setup: Setup, data: st.Dat
     """All that is demanded is carried; a prefetch may still wait in its queue when the run ends."""
     run = any_run(data, setup)
     for kind, name in ((Kind.LOAD, "loads"), (Kind.BYPASS, "bypasses")):
-        carried = Counter((row[4], row[5], row[6]) for row in run.rows if row[3] == kind)
+        carried = Counter((row[5], row[6], row[7]) for row in run.rows if row[4] == kind)
         assert carried == planned(run, name)
-    prefetched = sum(row[3] == Kind.PREFETCH for row in run.rows)
+    prefetched = sum(row[4] == Kind.PREFETCH for row in run.rows)
     left = sum(map(run.offloader.residency.is_loading, range(len(run.offloader.residency.keys))))
     assert prefetched <= planned(run, "prefetches").total() <= prefetched + left
 
@@ -205,7 +205,7 @@ def bypass_spans(run: Run) -> Iterator[list[tuple[int, int]]]:
     """Yield for each plan the (copy start, compute end) of its bypasses, in their order."""
     begun: dict[tuple[int, ...], int] = {}
     spans: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-    for start, end, lane, kind, step, layer, expert, *_ in run.rows:
+    for start, end, lane, _, kind, step, layer, expert, *_ in run.rows:
         if kind == Kind.BYPASS:
             begun[step, layer, expert] = start
         elif kind == Kind.EXPERT and lane == Lane.GPU and (step, layer, expert) in begun:
@@ -225,8 +225,8 @@ def test_the_same_run_twice_leaves_the_same_tables(setup: Setup, data: st.DataOb
         run_timeline(workload, setup.policies(workload), memory, charged) for _ in range(2)
     )
     assert first.rows == second.rows
-    assert first.tables.steps == second.tables.steps
-    assert first.tables.requests == second.tables.requests
+    assert first.tables.steps.rows == second.tables.steps.rows
+    assert first.tables.requests.rows == second.tables.requests.rows
 
 
 @FEWER

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sim.counter import STEP_COLUMNS
 from sim.lockstep import run_lockstep
-from sim.metrics import STEP_COLUMNS
 from sim.policies.base import PolicySet
 from sim.policies.classic import LRU
 from sim.policies.oracle import Belady, NextUse
@@ -54,7 +54,7 @@ def duration(
 ) -> int:
     """Run with time; return how long it took."""
     offloader = build(workload, policies, memory, charged)
-    return Timeline(workload, offloader, charged).run().steps[-1][STEP_COLUMNS.index("end_ns")]
+    return Timeline(workload, offloader, charged).run().steps.rows[-1][STEP_COLUMNS.index("end_ns")]
 
 
 # -- oracles ---------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from sim.counter import STEP_COLUMNS
 from sim.lockstep import run_lockstep
-from sim.metrics import STEP_COLUMNS
 from sim.policies.base import CachePolicy
 from sim.policies.classic import LFU, LRU, OnDemand
 from sim.types import LayerPlan, Phase, Service

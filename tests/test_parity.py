@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.counter import STEP_COLUMNS
 from sim.lockstep import run_lockstep
-from sim.metrics import STEP_COLUMNS
 from sim.types import LayerPlan
 from sim.workload import Workload
 from tests.doubles import SETUPS, Foresight, Preloaded, Setup
@@ -29,7 +29,7 @@ from tests.strategies import (
 )
 
 SAME = settings(LAW, max_examples=12)
-_COUNTS = slice(STEP_COLUMNS.index("accesses"), STEP_COLUMNS.index("prefetch_bytes") + 1)
+_COUNTS = slice(STEP_COLUMNS.index("accesses"), STEP_COLUMNS.index("gpu_busy_ns"))
 
 
 def content(plan: LayerPlan) -> tuple[Any, ...]:
@@ -53,7 +53,7 @@ def check_parity(setup: Setup, workload: Workload, memory: Memory, charged: Cons
     counted = run_lockstep(workload, still, plans.append).rows
     timed = run_timeline(workload, setup.policies(workload), memory, charged)
     assert [content(plan) for plan in timed.plans] == [content(plan) for plan in plans]
-    assert [row[_COUNTS] for row in timed.tables.steps] == [row[_COUNTS] for row in counted]
+    assert [row[_COUNTS] for row in timed.tables.steps.rows] == [row[_COUNTS] for row in counted]
     assert timed.offloader.residency.state == still.residency.state
     assert timed.offloader.wasted_prefetch_bytes == still.wasted_prefetch_bytes
 

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from sim.build import Scenario, build
+from sim.counter import STEP_COLUMNS
+from sim.events import EventLog
 from sim.lockstep import run_lockstep
-from sim.metrics import STEP_COLUMNS
-from sim.timeline import RunTables, Timeline
+from sim.metrics import RunTables
+from sim.timeline import Timeline
 from sim.types import LayerPlan
 from tests.configs import composed, options
 
@@ -27,8 +29,9 @@ def _scenario(policy: str, ratio: float, batch: int, trace: Path) -> Scenario:
 
 
 def _timed(scenario: Scenario, on_plan: Any = None) -> RunTables:
-    offloader, costs = scenario.offloader, scenario.costs
-    return Timeline(scenario.workload, offloader, costs, record_events=True, on_plan=on_plan).run()
+    tables = RunTables(events=EventLog(scenario.workload.num_experts))
+    parts = (scenario.workload, scenario.offloader, scenario.costs, scenario.hardware)
+    return Timeline(*parts, tables=tables, on_plan=on_plan).run()
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -51,16 +54,16 @@ class TestEveryPolicy:
 
         tables = _timed(scenario, check)
         tokens = sum(len(r.prompt_rows) + len(r.decode_rows) for r in scenario.workload.requests)
-        processed = sum(row[STEP_COLUMNS.index("num_tokens")] for row in tables.steps)
+        processed = sum(row[STEP_COLUMNS.index("num_tokens")] for row in tables.steps.rows)
         assert processed == tokens
-        assert len(tables.requests) == len(scenario.workload.requests)
+        assert len(tables.requests.rows) == len(scenario.workload.requests)
 
     def test_runs_twice_alike(
         self, policy: str, ratio: float, batch: int, small_trace_file: Path
     ) -> None:
         first, again = (_timed(_scenario(policy, ratio, batch, small_trace_file)) for _ in range(2))
-        assert first.steps == again.steps
-        assert first.requests == again.requests
+        assert first.steps.rows == again.steps.rows
+        assert first.requests.rows == again.requests.rows
         assert first.events is not None
         assert again.events is not None
         assert first.events.rows == again.events.rows
@@ -72,7 +75,7 @@ class TestEveryPolicy:
         if scenario.offloader.policies.stages is not None:
             pytest.skip("migrations arrive by the clock, so counts may differ")
         columns = [STEP_COLUMNS.index(c) for c in ("hits", "loads", "bypasses", "on_cpu")]
-        timed = [[row[c] for c in columns] for row in _timed(scenario).steps]
+        timed = [[row[c] for c in columns] for row in _timed(scenario).steps.rows]
         fresh = _scenario(policy, ratio, batch, small_trace_file)
         untimed = run_lockstep(fresh.workload, fresh.offloader).rows
         assert timed == [[row[c] for c in columns] for row in untimed]

@@ -19,10 +19,17 @@ def row(
 ) -> dict[str, Any]:
     return {
         "policy": policy, "oracle": policy.startswith("belady"), "lossy": False, "trace": "tiny",
-        "model": "m", "machine": "box", "batch_size": 1, "cache_ratio": ratio,
+        "model": "m", "machine": "box", "machine_kind": "discrete", "engine": "overlapped",
+        "batch_size": 1, "cache_ratio": ratio,
         "tokens_per_s": speed, "tpot_ns_p50": 9_876_543, "hit_rate": 0.3456, "belady_gap": 0.0123,
         "h2d_bytes": 12_345_000_000, "gpu_share": 0.25, "link_stall_share": 0.75,
-        "cpu_stall_share": 0.0, "bottleneck": "link", "total_ns": 10, "notes": [], "overrides": {},
+        "storage_stall_share": 0.0, "dram_stall_share": 0.0, "host_stall_share": 0.0,
+        "cpu_stall_share": 0.0, "bottleneck": "link", "total_ns": 10, "idle_ns": 0,
+        "gpu_utilisation": 0.25, "h2d_utilisation": 0.75, "d2h_utilisation": 0.0,
+        "cpu_utilisation": 0.0, "storage_utilisation": None, "dram_utilisation": 0.4,
+        "requests": 7, "refused": 0, "prompt_tokens": 70, "output_tokens": 700,
+        "ttft_ns_p50": 1_500_000, "gpu_bytes": 2_000_000_000, "cache_bytes": 1_000_000_000,
+        "notes": [], "overrides": {},
         "provenance": {
             "trace_kind": "recorded", "priced_as": "m: 8 layers", "greenroom_version": "1",
         },
@@ -34,6 +41,15 @@ def printed(rows: list[dict[str, Any]], width: int) -> str:
     console = Console(file=io.StringIO(), width=width)
     report._print_table(console, rows)
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def change(name: str, gain: float | None, note: str | None = None) -> dict[str, Any]:
+    """Return a row of a what-if table."""
+    found = None if gain is None else 100 * (1 + gain)
+    return {
+        "name": name, "tokens_per_s": found, "tokens_per_s_change": gain, "tpot_ns_p50": None,
+        "tpot_change": None, "bottleneck": None if gain is None else "gpu", "note": note,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
@@ -68,8 +84,73 @@ def test_an_overridden_setting_tells_runs_apart() -> None:
 
 def test_the_origin_names_all_there_are() -> None:
     assert origin([row(), row(machine="b2")]) == (
-        "recorded trace tiny; priced as m: 8 layers; on b2 | box"
+        "recorded trace tiny; priced as m: 8 layers; on b2 | box; engine overlapped"
     )
+
+
+def test_a_run_says_what_its_time_goes_to_and_what_binds() -> None:
+    assert report._time_lines(row()) == [
+        "Time: the GPU works 25.0% and waits for the link 75.0%.",
+        "In use: GPU 25.0%, link to the GPU 75.0%, host memory 40.0%.",
+        "Bottleneck: the link, for which the GPU waits 75.0% of the time; next, the GPU, which works "
+        "25.0% of the time.",
+    ]
+    shares = {"gpu_share": 0.5, "link_stall_share": 0.0, "cpu_stall_share": 0.1}
+    time, _, bottleneck = report._time_lines(
+        row(**shares, storage_stall_share=0.3, host_stall_share=0.0004, idle_ns=1)
+    )
+    assert time == (
+        "Time: the GPU works 50.0% and waits for storage 30.0%, experts on the CPU 10.0%; "
+        "nothing to run 10.0%."
+    )
+    assert bottleneck == (
+        "Bottleneck: the GPU, which works 50.0% of the time; next, storage, for which the GPU waits "
+        "30.0% of the time."
+    )
+    phone = report._time_lines(row(machine_kind="cpu_only", gpu_share=0.9))
+    assert phone[0] == "Time: the CPU works 90.0% and waits for the link 75.0%."
+    assert phone[2].startswith("Bottleneck: the CPU, which works 90.0% of the time; next, ")
+    assert report._time_lines(row(total_ns=0)) == [], "all requests were refused"
+
+
+def test_refused_requests_are_told_apart() -> None:
+    assert report._details(row())[0].startswith("7 requests, 70 prompt")
+    told = report._details(row(refused=2))[0]
+    assert told.startswith("5 requests (2 more refused: they never fit), 70 prompt")
+
+
+def test_rare_columns_are_there_only_where_they_say_something() -> None:
+    rare = ("storage stall", "DRAM stall", "host stall", "refused")
+    assert not any(name in printed([row(), row("fifo")], 250) for name in rare)
+    some = printed([row(storage_stall_share=0.2), row("fifo", refused=3)], 250)
+    assert [name for name in rare if name in some] == ["storage stall", "refused"]
+
+
+def test_the_what_if_table_shows_gains_and_why_there_are_none() -> None:
+    console = Console(file=io.StringIO(), width=120)
+    rows = [change("link x2", 0.5), change("storage x2", None, "the machine has no storage")]
+    console.print(report._what_if_table(row(what_if=rows)))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    cells = [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in text.splitlines()
+        if "x2" in line
+    ]
+    assert cells == [
+        ["link x2", "150.0", "+50.0%", "-", "gpu", ""],
+        ["storage x2", "-", "-", "-", "-", "the machine has no storage"],
+    ]
+
+
+def test_a_machine_without_a_gpu_is_bound_by_its_cpu() -> None:
+    phone = row(bottleneck="gpu", machine_kind="cpu_only", what_if=[change("CPU x2", 0.5)])
+    console = Console(file=io.StringIO(), width=200)
+    report._print_table(console, [phone])
+    console.print(report._what_if_table(phone))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.count("│ cpu ") == 1, "then bound by"
+    assert text.count(" cpu │") == 1, "bottleneck"
+    assert " gpu" not in text
 
 
 def test_notes_name_the_policies_they_concern() -> None:
@@ -94,6 +175,15 @@ def test_figures_show_what_the_rows_hold(tmp_path: Path) -> None:
     drawn = plots.plot_sweep(rows, tmp_path)
     assert [path.name for path in drawn] == ["throughput_by_cache.png", "stall_breakdown.png"]
     assert {path.suffix for path in tmp_path.iterdir()} == {".png", ".pdf"}
+
+
+def test_a_breakdown_shows_each_cause_that_somebody_waits_for(tmp_path: Path) -> None:
+    causes = {f"{cause}_stall_share": 0.1 for cause in ("link", "storage", "dram", "host", "cpu")}
+    axes = plots.stall_breakdown([row(**causes, idle_ns=1), row("fifo", link_stall_share=0.7)]).axes
+    _, labels = axes[0].get_legend_handles_labels()
+    assert labels == [label for _, label, _, _ in plots._PARTS]
+    plt.close("all")
+    assert plots.plot_sweep([row(total_ns=0, tokens_per_s=None)], tmp_path) == [], "all refused"
 
 
 def test_policies_look_alike_in_every_figure() -> None:

@@ -159,6 +159,7 @@ def test_cpu_experts_run_beside_the_gpu_after_one_handover() -> None:
     assert done.lines() == [
         "0 5 GPU DENSE 0 -1",
         "5 15 GPU EXPERT 0 0",
+        "5 12 HANDOVER HANDOVER 0 -1",
         "12 52 CPU EXPERT 0 1",
         "52 92 CPU EXPERT 0 2",
         "92 97 GPU DENSE 1 -1",
@@ -174,9 +175,9 @@ def test_cpu_work_that_ends_before_a_copy_costs_nothing() -> None:
     done = run([[[1, 2], [0]]], Preloaded([4]), ConstantCosts(handover=7), placement=cpu)
     assert done.lines()[1:5] == [
         "5 105 H2D LOAD 0 2",
+        "5 12 HANDOVER HANDOVER 0 -1",
         "12 52 CPU EXPERT 0 1",
         "105 115 GPU EXPERT 0 2",
-        "115 120 GPU DENSE 1 -1",
     ]
     step = done.steps()[0]
     assert (step["link_stall_ns"], step["cpu_stall_ns"]) == (100, 0)

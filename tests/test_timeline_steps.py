@@ -11,9 +11,8 @@ import pytest
 import simpy
 from numpy.typing import NDArray
 
-from sim.link import Event
+from sim.clock import COMPUTE_ENDED, LOAD_ENDED, PLAN, Event
 from sim.policies.classic import LFU, LRU
-from sim.timeline import COMPUTE_ENDED, LOAD_ENDED, PLAN
 from sim.types import LayerRouting, Service, View
 from sim.workload import Workload
 from tests.doubles import Preloaded, ScriptedPlacement, ScriptedPrefetch, SplitTokens
@@ -83,11 +82,11 @@ def test_request_rows_give_ttft_and_tpot() -> None:
     done = run_timeline(workload, only(Preloaded(EVERY_KEY)), ALL, ConstantCosts())
     # prefill 0 | prefill 1 | decode 0, 1 | prefill 2 | decode 0 | decode 0: each 2 * (5 + 10) + 3
     assert [step["end_ns"] for step in done.steps()] == [33, 66, 99, 132, 165, 198]
-    assert done.tables.requests == [
-        # request, arrival, start, first token, end, prompt, output, ttft, tpot
-        (1, 0, 33, 66, 99, 2, 2, 66, 33),  # a place was free from the start
-        (2, 99, 99, 132, 132, 1, 1, 33, 0),
-        (0, 0, 0, 33, 198, 1, 4, 33, 55),
+    assert done.tables.requests.rows == [
+        # request, arrival, start, first token, end, prompt, output, ttft, tpot, queue, outcome
+        (1, 0, 33, 66, 99, 2, 2, 66, 33, 33, 0),  # a place was free from the start
+        (2, 99, 99, 132, 132, 1, 1, 33, 0, 0, 0),
+        (0, 0, 0, 33, 198, 1, 4, 33, 55, 0, 0),
     ]
 
 

@@ -64,8 +64,23 @@ class CachePolicy(Policy):
         """Return the key to drop, one for which ``evictable`` holds; None refuses (bypass)."""
         raise NotImplementedError
 
+    def give_up(self, evictable: Evictable, view: View) -> int | None:
+        """Return the key to drop because the pool shrinks, or because there must be room.
+
+        Unlike in :meth:`choose_victim`, keys kept by :meth:`pins` may be named, and None is a last
+        word only if nothing is evictable: the run ends with an error otherwise.
+        """
+        return self.choose_victim(evictable, view)
+
+    def on_resize(self, num_slots: int, view: View) -> None:
+        """Learn that the pool now surely holds ``num_slots`` experts; what is too much goes next."""
+
     def wants(self, view: View) -> Sequence[int]:
         """Return absent keys of this pool worth loading at low priority, best first."""
+        return ()
+
+    def stale(self, queued: Sequence[int], view: View) -> Sequence[int]:
+        """Return those of the queued low-priority loads that are no longer worth their copy."""
         return ()
 
     def on_hit(self, keys: Sequence[int], view: View) -> None:
@@ -84,6 +99,10 @@ class PrefetchPolicy(Policy):
     def propose(self, routing: LayerRouting, view: View) -> Sequence[int]:
         """Return keys to load ahead, best first; the Offloader filters and bounds them."""
         raise NotImplementedError
+
+    def stale(self, queued: Sequence[int], view: View) -> Sequence[int]:
+        """Return those of the queued loads (none has begun) that are no longer worth their copy."""
+        return ()
 
 
 class PlacementPolicy(Policy):
@@ -125,7 +144,10 @@ class StageDetector(Policy):
 
 @dataclass(slots=True)
 class PolicySet:
-    """The parts that together run a model: ``caches`` holds one policy a pool."""
+    """The parts that together run a model: ``caches`` holds one policy a pool of GPU memory.
+
+    ``host`` rules host memory where that is a cache above storage.
+    """
 
     caches: Sequence[CachePolicy]
     placement: PlacementPolicy | None = None
@@ -133,11 +155,12 @@ class PolicySet:
     routing: RoutingPolicy | None = None
     repack: RepackPolicy | None = None
     stages: StageDetector | None = None
+    host: CachePolicy | None = None
 
     def parts(self) -> list[Policy]:
         """Return the distinct policy objects that may learn, in a fixed order."""
         found: list[Policy] = []
-        others = (self.placement, self.prefetch, self.routing, self.repack, self.stages)
+        others = (self.placement, self.prefetch, self.routing, self.repack, self.stages, self.host)
         for part in (*self.caches, *others):
             if part is not None and not any(part is known for known in found):
                 found.append(part)
@@ -156,7 +179,7 @@ class PolicySet:
 
 def overriding(parts: Sequence[Policy], hook: str) -> list[Policy]:
     """Return the parts whose class overrides ``hook``, so that no-ops cost nothing in the hot path."""
-    bases = (Policy, CachePolicy)
+    bases = (Policy, CachePolicy, PrefetchPolicy)
     return [
         part
         for part in parts

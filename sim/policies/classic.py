@@ -129,6 +129,9 @@ class LFU(CachePolicy):
 class Static(CachePolicy):
     """Pin the experts that a calibration trace uses most; nothing else ever enters.
 
+    When the pool shrinks (KV cache that grows takes its room) the least popular are given up; they are
+    loaded again, at low priority, when there is room.
+
     Parameters
     ----------
     popularity
@@ -140,6 +143,10 @@ class Static(CachePolicy):
     def __init__(self, popularity: NDArray[np.floating]) -> None:
         self._popularity = np.asarray(popularity, dtype=np.float64).ravel()
         self._keys: Sequence[int] = ()
+        self._members: list[int] = []  # the most popular first
+        self._given_up: list[
+            int
+        ] = []  # the same, so that the last one given up is the first to return
 
     def start(self, keys: Sequence[int], num_slots: int, view: View) -> None:
         """Learn the pool's keys."""
@@ -148,6 +155,26 @@ class Static(CachePolicy):
     def preload(self, view: View) -> Sequence[int]:
         """Return the pool's keys by popularity, the first of equals first."""
         return rank(self._keys, self._popularity)
+
+    def give_up(self, evictable: Evictable, view: View) -> int | None:
+        """Return the least popular member."""
+        return next(filter(evictable, reversed(self._members)), None)
+
+    def wants(self, view: View) -> Sequence[int]:
+        """Return what was given up and may find room again."""
+        return self._given_up
+
+    def on_insert(self, key: int, view: View) -> None:
+        """Join the members, by popularity."""
+        self._members.append(key)
+        if key in self._given_up:
+            self._given_up.remove(key)
+            self._members = rank(self._members, self._popularity)
+
+    def on_evict(self, key: int) -> None:
+        """Leave the members, to return when there is room."""
+        self._members.remove(key)
+        self._given_up.insert(0, key)
 
     def pins(self, key: int) -> bool:
         """Keep all that was preloaded."""

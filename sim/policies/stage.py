@@ -56,7 +56,7 @@ class CueStageDetector(StageDetector):
 
     def is_boundary(self, step: StepInfo) -> bool:
         """Return True when a cue has just been completed, or a stage has lasted ``max_steps``."""
-        if step.phase != Phase.DECODE:
+        if step.phase == Phase.PREFILL:
             return False
         self._steps += 1
         cue = self._saw_cue(step)
@@ -71,7 +71,9 @@ class CueStageDetector(StageDetector):
             return False
         found = False
         tails: dict[int, str] = {}
-        for request, text in zip(step.request_ids, step.texts, strict=True):
+        decoded = step.num_decoding if step.phase == Phase.MIXED else step.num_tokens
+        pieces = zip(step.request_ids[:decoded], step.texts[:decoded], strict=True)
+        for request, text in pieces:
             tail = (self._tails.get(request, "\n") + text)[-_TAIL_CHARS:]
             tails[request] = tail
             old = len(tail) - len(text)
@@ -153,6 +155,23 @@ class StageCache(CachePolicy):
             if evictable(key):
                 return key
         return None
+
+    def give_up(self, evictable: Evictable, view: View) -> int | None:
+        """Return the worst-scored member; before the first boundary, the least popular."""
+        score, popularity = self._score, self._popularity
+        return min(
+            filter(evictable, self._members),
+            key=lambda key: (score[key], popularity[key], -key),
+            default=None,
+        )
+
+    def on_resize(self, num_slots: int, view: View) -> None:
+        """Learn how many experts the next boundary may choose."""
+        self._slots = num_slots
+
+    def stale(self, queued: Sequence[int], view: View) -> Sequence[int]:
+        """Return queued newcomers that a later boundary has decided against."""
+        return [key for key in queued if key in self._outgoing]
 
     def on_insert(self, key: int, view: View) -> None:
         """Join the members."""

@@ -1,0 +1,64 @@
+"""How long an expert takes on the CPU: as measured, or max(setup + bytes / rate, operations / rate)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from hwmodels.curves import on_grid, proportional
+from hwmodels.engine import Engine
+from hwmodels.machine import Machine
+from hwmodels.model_shape import ModelShape
+from hwmodels.units import NS_PER_S, compute_ns, transfer_ns
+
+
+class CPUWork(NamedTuple):
+    """One expert on the CPU as a reader of shared memory.
+
+    ``setup_ns`` pass first, then ``num_bytes`` are read at up to ``bytes_per_s``; all of it together
+    takes at least ``least_ns`` (its operations).
+    """
+
+    setup_ns: int
+    num_bytes: int
+    bytes_per_s: int
+    least_ns: int
+
+    @property
+    def alone_ns(self) -> int:
+        """The time with nothing else on the memory."""
+        read_ns = transfer_ns(self.num_bytes, self.bytes_per_s)
+        return max(self.setup_ns + read_ns, self.least_ns)
+
+
+class HostCosts:
+    """Costs of experts on one team of CPU threads; teams divide the threads in use evenly."""
+
+    def __init__(self, shape: ModelShape, machine: Machine, engine: Engine) -> None:
+        self._shape = shape
+        self._cpu = machine.cpu
+        self.num_teams = min(engine.cpu_experts_at_once, machine.cpu.threads_used)
+        self._threads = machine.cpu.threads_used // self.num_teams
+
+    def expert_work(self, layer: int, num_tokens: int) -> CPUWork:
+        """Return the work of one expert for ``num_tokens`` tokens; nothing for none."""
+        num_bytes = self._shape.expert_bytes(layer)
+        if not num_tokens:
+            return CPUWork(0, 0, 1, 0)
+        if self._cpu.expert_table is not None:
+            return self._measured(num_bytes, num_tokens)
+        rate = self._cpu.team_bytes_per_s(self._threads, self._shape.expert_bits_of(layer))
+        num_flops = num_tokens * self._shape.expert_flops_per_token
+        least_ns = compute_ns(num_flops, self._cpu.team_flops(self._threads))
+        return CPUWork(self._cpu.expert_setup_ns, num_bytes, rate, least_ns)
+
+    def _measured(self, num_bytes: int, num_tokens: int) -> CPUWork:
+        """Return the work of a measured expert; a team with a part of the threads takes longer for it.
+
+        Between the table's points on straight lines, beyond its last in proportion to bytes and tokens;
+        below its first it is flat.
+        """
+        table = self._cpu.expert_table or ()
+        all_ns = on_grid(table, num_bytes, num_tokens, proportional)
+        time_ns = math.ceil(all_ns * self._cpu.threads_used / self._threads)
+        return CPUWork(0, num_bytes, -(-num_bytes * NS_PER_S // time_ns), time_ns)

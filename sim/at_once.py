@@ -1,0 +1,59 @@
+"""A layer's copies without an event each, where nothing can come between them: the same times, faster."""
+
+from __future__ import annotations
+
+from sim.hardware import Hardware
+from sim.kernels import Kernels
+from sim.offloader import Offloader
+from sim.staging import Staging
+from sim.types import LayerPlan, StepInfo
+
+
+class AtOnce:
+    """Carries out the copies of a plan, and the kernels that wait for them, in one go.
+
+    What tests/test_laws_engine.py holds against the same runs with events.
+    """
+
+    def __init__(
+        self, hardware: Hardware, kernels: Kernels, staging: Staging, offloader: Offloader
+    ) -> None:
+        self._issue_ns = hardware.issue_ns
+        self._kernels = kernels
+        self._gpu = kernels.gpus[0]
+        self._staging = staging
+        self._offloader = offloader
+
+    @staticmethod
+    def suits(hardware: Hardware) -> bool:
+        """Tell whether a machine's copies follow each other and each computes when it is there."""
+        ready = hardware.copies_overlap and not hardware.in_order and not hardware.chunk_compute
+        return ready and hardware.num_gpus == 1 and not hardware.staging_ns and not hardware.reading
+
+    def may_carry(self, plan: LayerPlan) -> bool:
+        """Tell whether all of a plan's copies are waited for and the link is theirs alone."""
+        return not plan.late and not plan.prefetches and self._gpu.link.is_idle
+
+    def carry(self, step: StepInfo, plan: LayerPlan, now_ns: int) -> int:
+        """Carry out a plan's copies and what waits for them; return when the last has been issued."""
+        gpu, kernels, layer = self._gpu, self._kernels, plan.routing.layer
+        link, run, issue_ns = gpu.link, gpu.run, self._issue_ns
+        one_ns = kernels.unit_ns[plan.packed][layer] if step.num_tokens == 1 else None
+        issued_ns = arrived_ns = now_ns
+        for key in plan.loads:
+            issued_ns += issue_ns
+            arrived_ns = link.carry_at_once(layer, issued_ns, arrived_ns, 0)
+            if issued_ns > gpu.blamed_ns:
+                gpu.blame(arrived_ns, issued_ns, 0, False, False)
+            run(arrived_ns, one_ns if one_ns is not None else kernels.cost_ns(step, plan, (key,)))
+        for key in plan.bypasses:
+            issued_ns += issue_ns
+            slot_ns = self._staging.wait_ns(key, arrived_ns)
+            arrived_ns = link.carry_at_once(layer, issued_ns, arrived_ns, slot_ns)
+            if issued_ns > gpu.blamed_ns:
+                gpu.blame(arrived_ns, issued_ns, 0, False, False)
+            run(arrived_ns, one_ns if one_ns is not None else kernels.cost_ns(step, plan, (key,)))
+            self._staging.ended(key, gpu.free_ns)
+        if plan.loads:
+            self._offloader.on_loaded_at_once(plan.loads)
+        return issued_ns

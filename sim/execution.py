@@ -1,0 +1,316 @@
+"""Carries out one layer's plan at a time: kernels, copies and CPU work, and where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from sim.accounts import causes_of_waiting
+from sim.at_once import AtOnce
+from sim.clock import LOAD_ENDED, Clock, Event
+from sim.counter import StepCounter
+from sim.events import LANE_OF_COPY, EventLog, Kind, Lane
+from sim.gpu import GPU, Gate
+from sim.hardware import Hardware
+from sim.insitu import CPUCosts, InSitu
+from sim.kernels import KernelCosts, Kernels
+from sim.link import Copy
+from sim.offloader import Offloader
+from sim.sharing import Shares
+from sim.staging import Staging
+from sim.supply import CopyCosts, Supply
+from sim.types import LayerPlan, StepInfo
+
+
+class LayerCosts(CopyCosts, CPUCosts, KernelCosts, Protocol):
+    """What a layer's work takes, in int nanoseconds."""
+
+
+class Execution:
+    """The layer under way.
+
+    ``num_awaited`` counts what must still end before the end of the layer is known; when it comes to 0
+    ``on_known`` is called. ``host_free_ns`` is when the host thread has issued all copies so far.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        hardware: Hardware,
+        costs: LayerCosts,
+        shares: Shares | None,
+        offloader: Offloader,
+        counter: StepCounter,
+        log: EventLog | None,
+        on_known: Callable[[], None],
+    ) -> None:
+        keys = offloader.residency.keys
+        self.num_awaited = 0
+        self.host_free_ns = 0
+        self.kernels = Kernels(hardware, costs, keys.num_layers, keys.num_experts, log)
+        self.cpu = InSitu(clock, hardware, costs, shares, keys, log, self._cpu_done)
+        self.supply = Supply(clock, hardware, costs, shares, offloader, self.kernels.gpus, self)
+        self._clock = clock
+        self._hardware = hardware
+        self._is_shared = shares is not None
+        self._offloader = offloader
+        self._counter = counter
+        self._log = log
+        self._on_known = on_known
+        self._gpus = self.kernels.gpus
+        self._staging = Staging(
+            len(self._gpus),
+            lambda key: self.kernels.gpu_of(key).index,
+            offloader.staging_slots,
+            self._flush,
+        )
+        self._gate: Gate | None = None
+        if hardware.in_order or not hardware.copies_overlap:
+            self._gate = Gate(at_end=not hardware.copies_overlap)
+        self._whole_copies = hardware.chunks == 1 and hardware.through_host
+        self._at_once: AtOnce | None = None
+        if AtOnce.suits(hardware) and shares is None and log is None:
+            self._at_once = AtOnce(hardware, self.kernels, self._staging, offloader)
+        self._blames = self._is_shared or self._gate is not None
+        self._from_storage = hardware.reading is not None
+        self._step = offloader.view.step
+        self._plan: LayerPlan | None = None
+        self._began_ns = self._end_ns = self._cpu_free_ns = self._cpu_slowed_ns = 0
+        self._cpu_waits = False
+
+    # -- a layer's begin and end --------------------------------------------------------------------
+
+    def begin_step(self, now_ns: int) -> None:
+        """Learn that a step begins."""
+        self._began_ns = now_ns
+
+    def begin(self, step: StepInfo, plan: LayerPlan, now_ns: int) -> None:
+        """Start a plan's copies, kernels and CPU work."""
+        self._step, self._plan = step, plan
+        self._began_ns = self._cpu_free_ns = begin_ns = now_ns
+        issue_ns, gpus = self._hardware.issue_ns, self._gpus
+        if issue_ns and plan.resident and (plan.loads or plan.bypasses):
+            # One thread issues the copies that are waited for first, and then the kernels.
+            begin_ns += issue_ns * (len(plan.loads) + len(plan.bypasses))
+        if len(gpus) == 1:
+            gpus[0].begin(now_ns, begin_ns)
+        else:
+            self.kernels.begin(plan.routing.layer, now_ns, begin_ns)
+        if plan.bypasses:
+            self._staging.begin(plan)
+        if plan.packed:
+            self.kernels.pack(step, plan.routing.layer, begin_ns)
+        ready = plan.resident if self._gate is None else self._gate.begin(plan)
+        if ready:
+            self._run(plan, ready, begin_ns)
+        if plan.on_cpu:
+            self._begin_cpu(plan, now_ns)
+        if plan.late or plan.loads or plan.bypasses or plan.prefetches:
+            self._queue_copies(plan, now_ns)
+        elif plan.on_cpu and self._offloader.host is not None:
+            self.supply.carry(plan, now_ns, 0)  # storage may have what the CPU needs
+        if self._cpu_waits and not self.num_awaited:
+            self._begin_cpu_late()
+
+    def settle(self) -> int:
+        """Return when the layer ends, which is now known; the host thread must be free as well."""
+        end_ns = self._gpus[0].free_ns
+        if len(self._gpus) > 1 and self._plan is not None:
+            end_ns = self._results_ns()
+        if self._cpu_free_ns > end_ns:
+            end_ns = self._cpu_free_ns
+        if self.host_free_ns > end_ns:
+            end_ns = self.host_free_ns
+        self._end_ns = end_ns
+        return end_ns
+
+    def close(self, extra_ns: int, hop_ns: int = 0) -> None:
+        """Account for the time since the last plan, of which the last was GPU work and a hop.
+
+        GPU work and waiting, by cause, make up the whole of it; a hop between GPUs is the link's.
+        """
+        plan = self._plan
+        if plan is None:  # before the step's first layer only the host thread can be in the way
+            host_ns = max(0, self._end_ns - self._began_ns)
+            self._counter.add_time(extra_ns, hop_ns, 0, 0, host_ns)
+            return
+        gpu, free_ns = self._gpus[0], self._gpus[0].free_ns
+        if len(self._gpus) > 1:
+            gpu, free_ns = self.kernels.last(plan.routing.layer), self._results_ns()
+        if self._end_ns == free_ns and not gpu.blamed:
+            link_ns = free_ns - self._began_ns - gpu.busy_ns
+            self._counter.add_time(gpu.busy_ns + extra_ns, link_ns + hop_ns)
+        else:
+            lost_ns = (self.cpu.slowed_ns - self._cpu_slowed_ns) // self._hardware.num_teams
+            ends_ns = free_ns, self._cpu_free_ns, self._end_ns
+            link_ns, *causes = causes_of_waiting(
+                gpu, self._began_ns, *ends_ns, self.cpu.last_read_ns, lost_ns
+            )
+            self._counter.add_time(gpu.busy_ns + extra_ns, link_ns + hop_ns, *causes)
+        for each in self._gpus:
+            each.total_busy_ns += each.busy_ns
+        admissions = self._offloader.end_layer(plan)
+        if admissions:
+            self._counter.add_admissions(admissions)
+            if plan.demotes:
+                self._counter.add_demotions(plan.demotes)
+                self.supply.demote(plan.demotes)
+        self._plan = None
+
+    def _results_ns(self) -> int:
+        assert self._plan is not None
+        layer = self._plan.routing.layer
+        return self.kernels.results_ns(self.kernels.last(layer), layer)
+
+    def _one_less(self) -> None:
+        """Learn that one of the things that are awaited has ended."""
+        self.num_awaited -= 1
+        if self._cpu_waits and not self.num_awaited:
+            self._begin_cpu_late()
+        if not self.num_awaited:
+            self._on_known()
+
+    # -- the CPU's part -----------------------------------------------------------------------------
+
+    def _begin_cpu(self, plan: LayerPlan, now_ns: int) -> None:
+        self._cpu_slowed_ns = self.cpu.slowed_ns
+        if not self._hardware.cpu_overlaps:
+            self._cpu_waits = True
+        elif self._is_shared:
+            self.num_awaited += 1
+            self.cpu.start(self._step, plan, self._offloader.host is None)
+        else:
+            self._cpu_free_ns = self.cpu.serial_ns(self._step, plan, now_ns)
+
+    def _begin_cpu_late(self) -> None:
+        """Begin the CPU's part when the GPU has done its own, which is now known."""
+        plan, step = self._plan, self._step
+        assert plan is not None
+        self._cpu_waits = False
+        start_ns = self._results_ns()
+        if not self._is_shared:
+            self._cpu_free_ns = self.cpu.serial_ns(step, plan, start_ns)
+            return
+        self.num_awaited += 1
+        at_host = self._offloader.host is None
+        begin = Event(lambda _: self.cpu.start(step, plan, at_host))
+        self._clock.schedule(begin, LOAD_ENDED, max(0, start_ns - int(self._clock.now)))
+
+    def at_host(self, key: int) -> None:
+        """Learn that an expert that the CPU computes is in host memory."""
+        self.cpu.at_host(key)
+
+    def _cpu_done(self) -> None:
+        self._cpu_free_ns = int(self._clock.now)
+        self._one_less()
+
+    # -- copies -------------------------------------------------------------------------------------
+
+    def _queue_copies(self, plan: LayerPlan, now_ns: int) -> None:
+        if self._at_once is not None and self._at_once.may_carry(plan):
+            issued_ns = self._at_once.carry(self._step, plan, now_ns)
+            self.host_free_ns = max(self.host_free_ns, issued_ns)
+            return
+        self.num_awaited += len(plan.late) + len(plan.loads) + len(plan.bypasses)
+        if not self._hardware.copies_overlap:  # an engine that waits for all it copies
+            self.num_awaited += len(plan.prefetches)
+        issue_ns = self._hardware.issue_ns
+        issued_ns = self.supply.carry(plan, now_ns, issue_ns)
+        if issued_ns > self.host_free_ns:
+            self.host_free_ns = issued_ns
+
+    def copy_starts(self, copy: Copy) -> int:
+        """Learn that a copy to the GPU is about to begin; return how long it must wait for a slot."""
+        if self._hardware.staging_ns:
+            now_ns = int(self._clock.now)
+            staging_ns = self._hardware.staging_ns[copy.layer]
+            self.host_free_ns = max(self.host_free_ns, now_ns) + staging_ns
+        if copy.kind is not Kind.BYPASS:
+            self._offloader.on_load_started(copy.key)
+            return 0
+        return self._staging.wait_ns(copy.key, int(self._clock.now))
+
+    def chunk_arrived(self, copy: Copy) -> None:
+        """Learn that a chunk has arrived; compute what can be."""
+        now_ns, plan, key = self._clock.now, self._plan, copy.key
+        if self._log is not None:
+            self._log_copy(copy)
+        if not self._whole_copies and not self.supply.link_of(key).is_whole(copy):
+            if self._hardware.chunk_compute:
+                self._run_chunk(copy)
+            return
+        if copy.kind is not Kind.BYPASS:
+            self._offloader.on_loaded(key)
+            if copy.kind is Kind.PREFETCH:
+                self._counter.add_prefetches((key,))
+                if plan is None or key not in plan.late:
+                    if not self._hardware.copies_overlap:
+                        self._one_less()
+                    return
+        assert plan is not None
+        gpu = self._gpus[0] if len(self._gpus) == 1 else self.kernels.gpu_of(key)
+        if self._blames or copy.queued_ns > gpu.blamed_ns:
+            self._blame(gpu, copy)
+        if self._gate is not None:
+            self._run(plan, self._gate.arrived(key), now_ns)
+        else:
+            self._run_one(plan, gpu, copy)
+        self._one_less()
+
+    def _blame(self, gpu: GPU, copy: Copy) -> None:
+        """Say why the GPU has waited for what has just arrived."""
+        now_ns, direct = int(self._clock.now), not self._hardware.through_host
+        gpu.blame(now_ns, copy.queued_ns, copy.slowed_ns, self._from_storage, direct)
+
+    def other_arrived(self, copy: Copy) -> None:
+        """Learn that a read, or a copy back to the host, has ended."""
+        if self._log is not None:
+            self._log_copy(copy)
+
+    def _run(self, plan: LayerPlan, keys: Sequence[int], ready_ns: int) -> None:
+        """Run experts that are ready together."""
+        self.kernels.run(self._step, plan, keys, ready_ns)
+        if plan.bypasses and self._gate is not None:
+            for key in keys:
+                if key in plan.bypasses:
+                    self._staging.ended(key, self.kernels.gpu_of(key).free_ns)
+
+    def _flush(self, now_ns: int) -> None:
+        """Run all that is there, in order or not."""
+        assert self._gate is not None
+        assert self._plan is not None
+        self._run(self._plan, self._gate.flush(), now_ns)
+
+    def _run_one(self, plan: LayerPlan, gpu: GPU, copy: Copy) -> None:
+        """Run one expert that has just arrived, less what its earlier chunks have run already."""
+        step, key, kernels = self._step, copy.key, self.kernels
+        cost_ns = (
+            kernels.unit_ns[plan.packed][copy.layer]
+            if step.num_tokens == 1
+            else kernels.cost_ns(step, plan, (key,))
+        )
+        if self._hardware.chunk_compute:
+            cost_ns -= copy.num_run * (cost_ns // self._hardware.chunks)
+        kernels.run_share(step, plan, key, self._clock.now, cost_ns)
+        if copy.kind is Kind.BYPASS:
+            self._staging.ended(key, gpu.free_ns)
+
+    def _run_chunk(self, copy: Copy) -> None:
+        """Run the share of an awaited expert's kernels whose weights have come."""
+        plan, key = self._plan, copy.key
+        if plan is None or (copy.kind is Kind.PREFETCH and key not in plan.late):
+            return
+        self._blame(self.kernels.gpu_of(key), copy)
+        copy.num_run += 1
+        cost_ns = self.kernels.cost_ns(self._step, plan, (key,)) // self._hardware.chunks
+        self.kernels.run_share(self._step, plan, key, self._clock.now, cost_ns)
+
+    def _log_copy(self, copy: Copy) -> None:
+        assert self._log is not None
+        lane = LANE_OF_COPY[copy.kind] if self._hardware.through_host else Lane.STORAGE
+        unit = self.kernels.gpu_of(copy.key).index if lane is not Lane.STORAGE else 0
+        num_bytes = self.supply.chunk_bytes(copy)
+        now_ns = int(self._clock.now)
+        self._log.copy(
+            self._step, lane, unit, copy.kind, copy.key, copy.begin_ns, now_ns, num_bytes
+        )

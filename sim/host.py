@@ -1,0 +1,111 @@
+"""Host memory as a cache above storage: what must be read before an expert can be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sim.policies.base import CachePolicy
+from sim.residency import ABSENT, RESIDENT, Residency
+from sim.room import Room
+from sim.types import View
+
+
+class HostTier:
+    """The experts in host memory; all of them are also on storage.
+
+    Inclusive: an expert on the GPU stays in host memory too. Exclusive: it leaves when it has arrived on
+    the GPU and comes back, over the link, when the GPU drops it.
+
+    Parameters
+    ----------
+    residency
+        Host memory, one pool.
+    cache
+        Its policy. Every expert that is read enters, so the policy is asked for victims only.
+    gpu
+        GPU memory: an expert that is on its way there may not be dropped here.
+    view
+        The world as the policy sees it; ``view.is_resident`` means host memory.
+    exclusive
+        See above.
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        cache: CachePolicy,
+        gpu: Residency,
+        view: View,
+        exclusive: bool,
+    ) -> None:
+        self.residency = residency
+        self.exclusive = exclusive
+        self.view = view
+        self._cache = cache
+        self._gpu = gpu
+        self._room = Room(residency, view, self._evictable)
+
+    def fill(self) -> None:
+        """Begin with full memory: the policy's own choice, then experts by index, a layer in turn.
+
+        Takes no time: it stands for the load of the model before the run.
+        """
+        keys, residency = self.residency.keys, self.residency
+        self._cache.start(
+            range(len(keys)), residency.capacity_bytes[0] // self._largest(), self.view
+        )
+        in_turn = (
+            keys.key(layer, expert)
+            for expert in range(keys.num_experts)
+            for layer in range(keys.num_layers)
+        )
+        for key in dict.fromkeys([*self._cache.preload(self.view), *in_turn]):
+            keys.check(key, "host preload")
+            held_above = self.exclusive and self._gpu.is_resident(key)
+            if not held_above and self._room.fill(key, self._cache):
+                residency.complete_at_once((key,))
+
+    def supply(
+        self, demand: Sequence[int], background: Sequence[int], evicts: list[int]
+    ) -> list[int]:
+        """Return which experts must come from storage, room made for them.
+
+        ``demand`` is what the layer waits for and ``background`` what nobody waits for yet; what is
+        dropped for them is added to ``evicts``.
+        """
+        wanted = list(
+            dict.fromkeys((*demand, *background))
+        )  # the CPU may use what is also prefetched
+        state = self.residency.state
+        self.residency.pin(wanted)
+        here = [key for key in wanted if state[key] == RESIDENT]
+        if here:
+            self._cache.on_hit(here, self.view)
+        missing = [key for key in wanted if state[key] == ABSENT]
+        for key in missing:
+            self._room.force(key, self._cache, evicts)
+        return missing
+
+    def take_back(self, keys: Iterable[int], evicts: list[int]) -> list[int]:
+        """Return which of the experts that the GPU drops must be copied back, room made for them."""
+        returning = [key for key in keys if self.residency.state[key] == ABSENT]
+        for key in returning:
+            self._room.force(key, self._cache, evicts)
+        return returning
+
+    def hand_over(self, keys: Iterable[int]) -> None:
+        """Drop experts that have arrived on the GPU, where memory is exclusive."""
+        for key in keys:
+            if self.residency.state[key] == RESIDENT:
+                self.residency.release(key)
+                self._cache.on_evict(key)
+
+    def end_layer(self) -> None:
+        """End the event."""
+        self.residency.unpin()
+
+    def _evictable(self, key: int) -> bool:
+        return self.residency.evictable(key) and not self._gpu.is_loading(key)
+
+    def _largest(self) -> int:
+        return max(self.residency.layer_bytes)

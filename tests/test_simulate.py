@@ -1,0 +1,118 @@
+"""Whole runs of work of every kind: what their rows, files, notes and digests say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from sim.counter import STEP_COLUMNS
+from sim.metrics import RunTables
+from sim.requests import REQUEST_COLUMNS, Outcome
+from sim.simulate import simulate
+from sim.types import ConfigError
+from tests.configs import composed
+
+OPEN = ("workload.arrivals=poisson", "workload.rate_per_s=2", "workload.batch_size=3")
+
+
+def run(
+    file: Path, *overrides: str, folder: Path | None = None
+) -> tuple[dict[str, Any], RunTables]:
+    return simulate(composed(f"trace.path={file}", *overrides), folder)
+
+
+def dicts(rows: list[tuple[int, ...]], columns: tuple[str, ...]) -> list[dict[str, int]]:
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+@pytest.mark.parametrize("work", [(), (*OPEN, "workload.prefill_chunk=2", "workload.mixed=true")])
+def test_files_of_a_run_hold_what_memory_would(
+    work: tuple[str, ...], tmp_path: Path, small_trace_file: Path
+) -> None:
+    overrides = (*work, "output.events=true")
+    summary, tables = run(small_trace_file, *overrides)
+    streamed, _ = run(small_trace_file, *overrides, folder=tmp_path)
+    assert streamed == summary
+    for name, columns, rows in (
+        ("steps", STEP_COLUMNS, tables.steps.rows),
+        ("requests", REQUEST_COLUMNS, tables.requests.rows),
+    ):
+        stored = pq.read_table(tmp_path / f"{name}.parquet")
+        plain = [column for column in columns if column not in ("phase", "outcome")]
+        assert stored.select(plain).to_pylist() == [
+            {column: row[column] for column in plain} for row in dicts(rows, columns)
+        ]
+    assert tables.events is not None
+    assert len(pq.read_table(tmp_path / "events.parquet")) == len(tables.events.rows)
+    assert not (tmp_path / "summary.json").exists(), "the command writes it, last of all"
+
+
+def test_every_moment_of_a_run_is_work_or_a_stall_or_idle(small_trace_file: Path) -> None:
+    summary, tables = run(small_trace_file, *OPEN)
+    steps = dicts(tables.steps.rows, STEP_COLUMNS)
+    assert summary["idle_ns"] > 0, "two arrivals a second leave gaps"
+    assert summary["idle_ns"] == summary["total_ns"] - sum(
+        row["end_ns"] - row["start_ns"] for row in steps
+    )
+    shares = [summary[name] for name in summary if name.endswith("_stall_share")]
+    idle_share = summary["idle_ns"] / summary["total_ns"]
+    assert sum(shares) + summary["gpu_share"] + idle_share == pytest.approx(1.0)
+    for lane in ("gpu", "h2d"):
+        assert 0 < summary[f"{lane}_utilisation"] <= 1
+
+
+def test_a_longer_prompt_waits_longer_for_its_first_token(small_trace_file: Path) -> None:
+    short, _ = run(small_trace_file, "workload.length=[5,4]", "cache.ratio=0.5")
+    long, _ = run(small_trace_file, "workload.length=[400,4]", "cache.ratio=0.5")
+    assert long["ttft_ns_p50"] > short["ttft_ns_p50"]
+    assert long["prompt_tokens"] == 80 * short["prompt_tokens"]
+    assert "so that they reuse experts more than recorded" in long["notes"][-1]
+    assert long["provenance"]["requests_made"] == long["notes"][-1]
+
+
+def test_recorded_requests_say_so(small_trace_file: Path) -> None:
+    summary, _ = run(small_trace_file)
+    assert summary["provenance"]["requests_made"] == "as recorded"
+    assert summary["notes"] == []
+    assert (summary["refused"], summary["idle_ns"]) == (0, 0)
+
+
+def test_a_request_that_can_never_fit_is_a_row_of_its_own(small_trace_file: Path) -> None:
+    summary, tables = run(small_trace_file, "workload.kv_limit_tokens=44")  # each has 45
+    assert (summary["requests"], summary["refused"], summary["output_tokens"]) == (5, 5, 0)
+    assert summary["tokens_per_s"] is None
+    rows = dicts(tables.requests.rows, REQUEST_COLUMNS)
+    assert {row["outcome"] for row in rows} == {Outcome.REFUSED}
+    summary, _ = run(small_trace_file, "workload.kv_limit_tokens=45", "workload.batch_size=4")
+    assert summary["refused"] == 0
+    assert summary["queue_ns_p95"] > 0, "one at a time, whatever the batch"
+
+
+def test_with_open_arrivals_nobody_knows_the_optimum(small_trace_file: Path) -> None:
+    summary, _ = run(small_trace_file, *OPEN)
+    assert summary["belady_hit_rate"] is summary["belady_gap"] is None
+    assert any("no distance to Belady" in note for note in summary["notes"])
+    with pytest.raises(ConfigError, match=r"policy/belady: cache: .*Belady must know the future"):
+        run(small_trace_file, *OPEN, "policy=belady")
+
+
+def test_recorded_arrivals_are_kept_to_and_belong_to_the_digest(
+    tmp_path: Path, small_trace_file: Path
+) -> None:
+    file = tmp_path / "arrivals.csv"
+    digests = []
+    for first_s in (0.25, 0.5):
+        file.write_text("arrival_s\n" + "".join(f"{first_s + n}\n" for n in range(5)))
+        summary, tables = run(small_trace_file, f"workload.arrivals={file}")
+        rows = dicts(tables.requests.rows, REQUEST_COLUMNS)
+        assert [row["arrival_ns"] for row in rows] == [int((first_s + n) * 1e9) for n in range(5)]
+        digests.append(summary["provenance"]["inputs_sha256"])
+    assert digests[0] != digests[1]
+
+
+def test_a_timeline_window_beyond_the_run_is_refused_before_it_runs(small_trace_file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"output.perfetto = \[5000, null\]"):
+        run(small_trace_file, "output.perfetto=[5000,null]")
