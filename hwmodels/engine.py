@@ -49,6 +49,8 @@ class Engine:
     """Kernels are launched from a CUDA graph, not from a stream."""
     cpu_experts_at_once: int
     """Teams of CPU threads, each with an expert of its own; 1: all threads on one after another."""
+    numa_local: bool
+    """Each NUMA node's threads compute the experts that lie there; else all run on the first node."""
     split: str = field(metadata={"choices": ("expert", "layer")})
     """How several GPUs share the experts: expert % count, or consecutive blocks of layers."""
     storage_access: str = field(metadata={"choices": ("direct", "page_cache")})

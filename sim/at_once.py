@@ -36,24 +36,25 @@ class AtOnce:
 
     def carry(self, step: StepInfo, plan: LayerPlan, now_ns: int) -> int:
         """Carry out a plan's copies and what waits for them; return when the last has been issued."""
-        gpu, kernels, layer = self._gpu, self._kernels, plan.routing.layer
-        link, run, issue_ns = gpu.link, gpu.run, self._issue_ns
+        gpu, kernels, layer, issue_ns = self._gpu, self._kernels, plan.routing.layer, self._issue_ns
         one_ns = kernels.unit_ns[plan.packed][layer] if step.num_tokens == 1 else None
         issued_ns = arrived_ns = now_ns
-        for key in plan.loads:
-            issued_ns += issue_ns
-            arrived_ns = link.carry_at_once(layer, issued_ns, arrived_ns, 0)
-            if issued_ns > gpu.blamed_ns:
-                gpu.blame(arrived_ns, issued_ns, 0, False, False)
-            run(arrived_ns, one_ns if one_ns is not None else kernels.cost_ns(step, plan, (key,)))
+        if plan.loads:
+            count = len(plan.loads)
+            ends_ns = gpu.link.carry_all_at_once(layer, count, now_ns, issue_ns, now_ns)
+            for key, arrived_ns in zip(plan.loads, ends_ns, strict=True):
+                issued_ns += issue_ns
+                if issued_ns > gpu.blamed_ns:
+                    gpu.blame(arrived_ns, issued_ns, 0, False, False)
+                cost_ns = kernels.cost_ns(step, plan, (key,)) if one_ns is None else one_ns
+                gpu.run(arrived_ns, cost_ns)
+            self._offloader.on_loaded_at_once(plan.loads)
         for key in plan.bypasses:
             issued_ns += issue_ns
             slot_ns = self._staging.wait_ns(key, arrived_ns)
-            arrived_ns = link.carry_at_once(layer, issued_ns, arrived_ns, slot_ns)
+            arrived_ns = gpu.link.carry_at_once(layer, issued_ns, arrived_ns, slot_ns)
             if issued_ns > gpu.blamed_ns:
                 gpu.blame(arrived_ns, issued_ns, 0, False, False)
-            run(arrived_ns, one_ns if one_ns is not None else kernels.cost_ns(step, plan, (key,)))
+            gpu.run(arrived_ns, kernels.cost_ns(step, plan, (key,)) if one_ns is None else one_ns)
             self._staging.ended(key, gpu.free_ns)
-        if plan.loads:
-            self._offloader.on_loaded_at_once(plan.loads)
         return issued_ns

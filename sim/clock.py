@@ -30,10 +30,10 @@ class Clock(Protocol):
     """The time in nanoseconds, and a way to be called back."""
 
     @property
-    def now(self) -> Any:
+    def now(self) -> int:
         """The time now, an int."""
         ...
 
-    def schedule(self, event: Any, priority: Any, delay: Any) -> None:
-        """Call the event's callbacks after ``delay`` nanoseconds, by ``priority`` at one time."""
+    def schedule(self, event: Any, priority: Any, delay_ns: int) -> None:
+        """Call the event's callbacks after ``delay_ns``, by ``priority`` at one time."""
         ...

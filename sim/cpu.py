@@ -62,22 +62,21 @@ class CPUPool:
             self._run(team, key, work)
 
     def _run(self, team: int, key: int, work: CPUWork) -> None:
-        begin_ns = int(self._clock.now)
+        begin_ns = self._clock.now
 
         def set_up(_: Any) -> None:
             self._shares.start(work.num_bytes, work.bytes_per_s, self._uses[key], streamed)
 
-        def streamed() -> None:
-            left_ns = begin_ns + work.least_ns - int(self._clock.now)
+        def streamed(lost_ns: int) -> None:
+            self.slowed_ns += lost_ns
+            left_ns = begin_ns + work.least_ns - self._clock.now
             if left_ns > 0:  # operations bind, not bytes
                 self._clock.schedule(Event(done), LOAD_ENDED, left_ns)
             else:
                 done(None)
 
         def done(_: Any) -> None:
-            passed_ns = int(self._clock.now) - begin_ns
-            self.busy_ns += passed_ns
-            self.slowed_ns += max(0, passed_ns - work.alone_ns)
+            self.busy_ns += self._clock.now - begin_ns
             node = self._node_of_key[key]
             self._idle[node].append(team)
             self._on_end(key, team, begin_ns)

@@ -9,7 +9,7 @@ from sim.accounts import causes_of_waiting
 from sim.at_once import AtOnce
 from sim.clock import LOAD_ENDED, Clock, Event
 from sim.counter import StepCounter
-from sim.events import LANE_OF_COPY, EventLog, Kind, Lane
+from sim.events import LANE_OF_COPY, Counter, EventLog, Kind, Lane
 from sim.gpu import GPU, Gate
 from sim.hardware import Hardware
 from sim.insitu import CPUCosts, InSitu
@@ -49,6 +49,7 @@ class Execution:
         self.host_free_ns = 0
         self.kernels = Kernels(hardware, costs, keys.num_layers, keys.num_experts, log)
         self.cpu = InSitu(clock, hardware, costs, shares, keys, log, self._cpu_done)
+        self.at_host = self.cpu.at_host
         self.supply = Supply(clock, hardware, costs, shares, offloader, self.kernels.gpus, self)
         self._clock = clock
         self._hardware = hardware
@@ -111,6 +112,11 @@ class Execution:
             self.supply.carry(plan, now_ns, 0)  # storage may have what the CPU needs
         if self._cpu_waits and not self.num_awaited:
             self._begin_cpu_late()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Tell whether the layer's end is known and nothing at all is under way beside it."""
+        return self._at_once is not None and self._gpus[0].link.is_idle
 
     def settle(self) -> int:
         """Return when the layer ends, which is now known; the host thread must be free as well."""
@@ -194,14 +200,10 @@ class Execution:
         self.num_awaited += 1
         at_host = self._offloader.host is None
         begin = Event(lambda _: self.cpu.start(step, plan, at_host))
-        self._clock.schedule(begin, LOAD_ENDED, max(0, start_ns - int(self._clock.now)))
-
-    def at_host(self, key: int) -> None:
-        """Learn that an expert that the CPU computes is in host memory."""
-        self.cpu.at_host(key)
+        self._clock.schedule(begin, LOAD_ENDED, max(0, start_ns - self._clock.now))
 
     def _cpu_done(self) -> None:
-        self._cpu_free_ns = int(self._clock.now)
+        self._cpu_free_ns = self._clock.now
         self._one_less()
 
     # -- copies -------------------------------------------------------------------------------------
@@ -222,13 +224,13 @@ class Execution:
     def copy_starts(self, copy: Copy) -> int:
         """Learn that a copy to the GPU is about to begin; return how long it must wait for a slot."""
         if self._hardware.staging_ns:
-            now_ns = int(self._clock.now)
+            now_ns = self._clock.now
             staging_ns = self._hardware.staging_ns[copy.layer]
             self.host_free_ns = max(self.host_free_ns, now_ns) + staging_ns
         if copy.kind is not Kind.BYPASS:
             self._offloader.on_load_started(copy.key)
             return 0
-        return self._staging.wait_ns(copy.key, int(self._clock.now))
+        return self._staging.wait_ns(copy.key, self._clock.now)
 
     def chunk_arrived(self, copy: Copy) -> None:
         """Learn that a chunk has arrived; compute what can be."""
@@ -259,7 +261,7 @@ class Execution:
 
     def _blame(self, gpu: GPU, copy: Copy) -> None:
         """Say why the GPU has waited for what has just arrived."""
-        now_ns, direct = int(self._clock.now), not self._hardware.through_host
+        now_ns, direct = self._clock.now, not self._hardware.through_host
         gpu.blame(now_ns, copy.queued_ns, copy.slowed_ns, self._from_storage, direct)
 
     def other_arrived(self, copy: Copy) -> None:
@@ -310,7 +312,9 @@ class Execution:
         lane = LANE_OF_COPY[copy.kind] if self._hardware.through_host else Lane.STORAGE
         unit = self.kernels.gpu_of(copy.key).index if lane is not Lane.STORAGE else 0
         num_bytes = self.supply.chunk_bytes(copy)
-        now_ns = int(self._clock.now)
+        queued = self.supply.link_of(copy.key).queue_length
+        self._log.count(self._clock.now, Counter.QUEUE, unit, queued)
+        now_ns = self._clock.now
         self._log.copy(
             self._step, lane, unit, copy.kind, copy.key, copy.begin_ns, now_ns, num_bytes
         )

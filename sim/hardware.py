@@ -148,6 +148,7 @@ def hardware_of(costs: CostModel, layout: Layout, is_shared: bool, reads_storage
         gpu_of_key=layout.gpu_of_key,
         home_of_layer=layout.home_of_layer,
         memory=_memory(machine) if is_shared or reads_storage else None,
+        numa_local=engine.numa_local,
         num_teams=max(1, costs.num_cpu_teams // cpu.numa_nodes),
         reading=reading,
         storage_passes=storage.page_cache_copies if storage is not None and buffered else 1,

@@ -110,7 +110,7 @@ class InSitu:
     def start(self, step: StepInfo, plan: LayerPlan, all_at_host: bool) -> None:
         """Begin the CPU's part of a layer now; ``all_at_host``: none has to be told of by at_host."""
         self._step, self._plan = step, plan
-        self._begin_ns = int(self._clock.now)
+        self._begin_ns = self._clock.now
         self._num_left = len(plan.on_cpu)
         if all_at_host:
             self._ready = list(plan.on_cpu)
@@ -119,7 +119,7 @@ class InSitu:
 
     def at_host(self, key: int) -> None:
         """Learn that an expert of the plan is in host memory."""
-        self.last_read_ns = int(self._clock.now)
+        self.last_read_ns = self._clock.now
         self._ready.append(key)
         if self._handed_over:
             self._submit()
@@ -127,8 +127,8 @@ class InSitu:
     def _send(self, _: Any) -> None:
         self._transfer(False, self._sent)
 
-    def _sent(self) -> None:
-        self._log_handover(self._step, self._plan, self._begin_ns, int(self._clock.now))
+    def _sent(self, _: int = 0) -> None:
+        self._log_handover(self._step, self._plan, self._begin_ns, self._clock.now)
         self._handed_over = True
         self._submit()
 
@@ -141,23 +141,23 @@ class InSitu:
 
     def _computed(self, key: int, team: int, begin_ns: int) -> None:
         if self._log is not None:
-            now_ns = int(self._clock.now)
+            now_ns = self._clock.now
             self._log.expert(self._plan, self._step, Lane.CPU, team, key, begin_ns, now_ns)
         self._num_left -= 1
         if not self._num_left:
-            self._begin_ns = int(self._clock.now)
+            self._begin_ns = self._clock.now
             self._transfer(True, self._returned)
 
-    def _returned(self) -> None:
-        self._log_handover(self._step, self._plan, self._begin_ns, int(self._clock.now))
+    def _returned(self, _: int = 0) -> None:
+        self._log_handover(self._step, self._plan, self._begin_ns, self._clock.now)
         self._handed_over = False
         self._on_done()
 
-    def _transfer(self, to_gpu: bool, on_end: Callable[[], None]) -> None:
+    def _transfer(self, to_gpu: bool, on_end: Callable[[int], None]) -> None:
         """Move the layer's activations over the link, beside the copies that are on it."""
         num_bytes = self._activation_bytes(self._step, self._plan)
         if not num_bytes:
-            on_end()
+            on_end(0)
             return
         hardware, shares = self._hardware, self._shares
         assert shares is not None

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hwmodels.units import transfer_ns
 from sim.clock import LOAD_ENDED, Clock, Event
 from sim.events import Kind
 from sim.sharing import Shares, Use
@@ -22,9 +21,9 @@ class Copy(Event):
     """One expert's copy; the event that ends its chunk under way.
 
     ``queued_ns`` is when it was issued, ``begin_ns`` when the chunk under way began (-1 before the first),
-    ``num_arrived`` the chunks that have come, ``num_run`` those that have been computed before all had,
-    ``slowed_ns`` the time lost to others that share a
-    capacity. ``awaited``: somebody waits for it, so that it goes ahead of those nobody waits for.
+    ``num_arrived`` the chunks that have come, ``num_run`` those computed before all had come,
+    ``slowed_ns`` the time lost to full host memory. ``awaited``: somebody waits for it, so that it goes
+    ahead of those nobody waits for.
     """
 
     __slots__ = (
@@ -104,6 +103,8 @@ class Link:
         self._clock = clock
         self._carriage = carriage
         self._chunk_ns = carriage.chunk_ns
+        gaps_ns = carriage.gap_ns * (len(carriage.chunk_ns[0]) - 1)
+        self._whole_ns = [sum(chunks) + gaps_ns for chunks in carriage.chunk_ns]
         self._setup_ns = carriage.setup_ns
         self._gap_ns = carriage.gap_ns
         self._num_experts = num_experts
@@ -168,11 +169,27 @@ class Link:
         shares nothing, and for copies that all begin before anybody else can ask for one.
         """
         gap_ns = self._gap_ns if free_ns > self._clock.now else 0
-        begin_ns, end_ns = self._begin(queued_ns, free_ns, gap_ns, slot_ns)
-        chunks = self._chunk_ns[layer]
-        end_ns += sum(chunks) + self._gap_ns * (len(chunks) - 1)
+        begin_ns, flow_ns = self._begin(queued_ns, free_ns, gap_ns, slot_ns)
+        end_ns = flow_ns + self._whole_ns[layer]
         self.busy_ns += end_ns - begin_ns
         return end_ns
+
+    def carry_all_at_once(
+        self, layer: int, count: int, queued_ns: int, issue_ns: int, free_ns: int
+    ) -> list[int]:
+        """Return when each of ``count`` such copies arrives, issued one after another, slots at hand."""
+        setup_ns, gap_ns, whole_ns = self._setup_ns, self._gap_ns, self._whole_ns[layer]
+        ends_ns = []
+        end_ns, gap = free_ns, 0
+        for _ in range(count):
+            queued_ns += issue_ns
+            flow_ns, after_ns = queued_ns + setup_ns, end_ns + gap
+            self.busy_ns -= end_ns if end_ns > queued_ns else queued_ns
+            end_ns = (flow_ns if flow_ns > after_ns else after_ns) + whole_ns
+            self.busy_ns += end_ns
+            ends_ns.append(end_ns)
+            gap = gap_ns
+        return ends_ns
 
     # -- one chunk after another -------------------------------------------------------------------
 
@@ -212,14 +229,12 @@ class Link:
         """Move a chunk through the capacities it shares."""
         assert self._shares is not None
         num_bytes = self._carriage.chunk_bytes[copy.layer][copy.num_arrived]
-        rate, begin_ns = self._rate(), self._clock.now
-        alone_ns = transfer_ns(num_bytes, rate)
 
-        def arrived() -> None:
-            copy.slowed_ns += max(0, self._clock.now - begin_ns - alone_ns)
+        def arrived(lost_ns: int) -> None:
+            copy.slowed_ns += lost_ns
             self._ended(copy)
 
-        self._shares.start(num_bytes, rate, self._carriage.uses[copy.key], arrived)
+        self._shares.start(num_bytes, self._rate(), self._carriage.uses[copy.key], arrived)
 
     def _rate(self) -> int:
         """Return the link's own rate in bytes a second."""

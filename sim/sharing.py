@@ -26,9 +26,18 @@ class Use(NamedTuple):
 
 
 class Flow:
-    """A transfer under way."""
+    """A transfer under way; ``lost_ns`` is what full memory has cost it so far."""
 
-    __slots__ = ("cap_bytes_per_s", "left", "on_end", "rate_bytes_per_s", "uses", "weight")
+    __slots__ = (
+        "cap_bytes_per_s",
+        "in_full_memory",
+        "left",
+        "lost_ns",
+        "on_end",
+        "rate_bytes_per_s",
+        "uses",
+        "weight",
+    )
 
     def __init__(
         self,
@@ -36,8 +45,10 @@ class Flow:
         cap_bytes_per_s: int,
         uses: Sequence[Use],
         weight: int,
-        on_end: Callable[[], None],
+        on_end: Callable[[int], None],
     ) -> None:
+        self.in_full_memory = False
+        self.lost_ns = 0
         self.left = num_bytes * NS_PER_S
         self.cap_bytes_per_s = cap_bytes_per_s
         self.rate_bytes_per_s = 0
@@ -54,7 +65,9 @@ class Shares:
     clock
         Tells the time and calls back.
     capacities
-        Bytes a second of each; one that depends on how many flows use it is a function of their number.
+        Bytes a second of each.
+    num_memories
+        The first so many capacities are memory: what they cost a flow when they are full is told apart.
     proportional
         Whether a flow's weight is its cap; else all weigh the same.
     """
@@ -62,12 +75,14 @@ class Shares:
     def __init__(
         self,
         clock: Clock,
-        capacities: Sequence[int | Callable[[int], int]],
+        capacities: Sequence[int],
+        num_memories: int = 0,
         proportional: bool = True,
     ) -> None:
         self.moved_bytes = [0] * len(capacities)
         self._clock = clock
         self._capacities = capacities
+        self._num_memories = num_memories
         self._proportional = proportional
         self._flows: list[Flow] = []
         self._settled_ns = 0
@@ -78,9 +93,12 @@ class Shares:
         num_bytes: int,
         cap_bytes_per_s: int,
         uses: Sequence[Use],
-        on_end: Callable[[], None],
+        on_end: Callable[[int], None],
     ) -> None:
-        """Begin to move ``num_bytes``; ``on_end`` is called when they have arrived."""
+        """Begin to move ``num_bytes``; ``on_end`` is told what full memory has cost when all have arrived.
+
+        That is the time, in nanoseconds, in which the flow could have moved what it was kept from moving.
+        """
         for use in uses:
             self.moved_bytes[use.capacity] += num_bytes * use.passes
         self._settle()
@@ -90,11 +108,14 @@ class Shares:
 
     def _settle(self) -> None:
         """Credit every flow with what it has moved since the last change of rates."""
-        now_ns = int(self._clock.now)
+        now_ns = self._clock.now
         passed_ns = now_ns - self._settled_ns
         if passed_ns:
             for flow in self._flows:
                 flow.left -= flow.rate_bytes_per_s * passed_ns
+                if flow.in_full_memory:
+                    used_ns = passed_ns * flow.rate_bytes_per_s // flow.cap_bytes_per_s
+                    flow.lost_ns += passed_ns - used_ns
         self._settled_ns = now_ns
 
     def _plan(self) -> None:
@@ -120,16 +141,16 @@ class Shares:
         self._flows = [flow for flow in self._flows if flow.left > 0]
         self._plan()
         for flow in ended:
-            flow.on_end()
-
-    def _capacity(self, index: int, num_flows: int) -> int:
-        capacity = self._capacities[index]
-        return capacity if isinstance(capacity, int) else capacity(num_flows)
+            flow.on_end(flow.lost_ns)
 
     def _alone(self, flow: Flow) -> int:
         """Return the rate of a flow that shares with nobody."""
-        limits = [self._capacity(use.capacity, 1) // use.passes for use in flow.uses]
-        return max(1, min(flow.cap_bytes_per_s, *limits))
+        rate, flow.in_full_memory = flow.cap_bytes_per_s, False
+        for use in flow.uses:
+            limit = self._capacities[use.capacity] // use.passes
+            if limit < rate:
+                rate, flow.in_full_memory = limit, use.capacity < self._num_memories
+        return max(1, rate)
 
     def _share(self) -> None:
         """Fill all flows in proportion to their weights until each has met its cap or a full capacity.
@@ -137,11 +158,9 @@ class Shares:
         Progressive filling (Bertsekas and Gallager, Data Networks, section 6.5.2), with weights.
         """
         waiting = self._flows
-        users: dict[int, int] = {}
-        for flow in waiting:
-            for use in flow.uses:
-                users[use.capacity] = users.get(use.capacity, 0) + 1
-        free = {index: self._capacity(index, count) for index, count in users.items()}
+        free = {
+            use.capacity: self._capacities[use.capacity] for flow in waiting for use in flow.uses
+        }
         while waiting:
             load = dict.fromkeys(free, 0)
             for flow in waiting:
@@ -160,8 +179,11 @@ class Shares:
                     free[use.capacity] = max(0, free[use.capacity] - rate * use.passes)
             waiting = left
 
-    @staticmethod
-    def _next_rate(flow: Flow, free: dict[int, int], load: dict[int, int]) -> int:
+    def _next_rate(self, flow: Flow, free: dict[int, int], load: dict[int, int]) -> int:
         """Return the rate at which a flow's cap or one of its capacities would be met."""
-        shares = [flow.weight * free[use.capacity] // load[use.capacity] for use in flow.uses]
-        return min(flow.cap_bytes_per_s, *shares)
+        rate, flow.in_full_memory = flow.cap_bytes_per_s, False
+        for use in flow.uses:
+            share = flow.weight * free[use.capacity] // load[use.capacity]
+            if share < rate:
+                rate, flow.in_full_memory = share, use.capacity < self._num_memories
+        return rate

@@ -223,7 +223,7 @@ class Supply:
         """Begin to copy experts back to host memory."""
         for key in keys:
             gpu = self._hardware.gpu_of_key[key] if len(self._gpus) > 1 else 0
-            self.back[gpu].demand(key, Kind.DEMOTE, int(self._clock.now))
+            self.back[gpu].demand(key, Kind.DEMOTE, self._clock.now)
 
     # -- host memory as a cache above storage -------------------------------------------------------
 
@@ -240,7 +240,7 @@ class Supply:
         """Ask for what must come from storage, and let copies wait for it and for their slots."""
         slots = self._slots(plan)
         self.demote(plan.demotes)
-        now_ns, patient = int(self._clock.now), set(plan.prefetches)
+        now_ns, patient = self._clock.now, set(plan.prefetches)
         kinds = (
             (Kind.LOAD, plan.loads),
             (Kind.BYPASS, plan.bypasses),
@@ -288,7 +288,7 @@ class Supply:
             self._reports.at_host(request.key)
             return
         self._requests.pop(request.key, None)
-        link, issued_ns = self.link_of(request.key), int(self._clock.now) + self._hardware.issue_ns
+        link, issued_ns = self.link_of(request.key), self._clock.now + self._hardware.issue_ns
         queue = link.demand if request.awaited else link.background
         queue(request.key, request.kind, issued_ns)
 

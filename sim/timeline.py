@@ -21,7 +21,7 @@ import simpy
 
 from sim.clock import COMPUTE_ENDED, PLAN, Event
 from sim.counter import StepCounter
-from sim.events import Counter, Kind
+from sim.events import Counter, EventLog, Kind
 from sim.execution import Execution, LayerCosts
 from sim.hardware import Hardware
 from sim.metrics import RunTables
@@ -29,7 +29,7 @@ from sim.offloader import Offloader
 from sim.requests import RequestClock
 from sim.schedule import WorkStep
 from sim.sharing import Shares
-from sim.types import ConfigError, LayerPlan, StepInfo
+from sim.types import ConfigError, LayerPlan, LayerRouting, StepInfo
 from sim.workload import Workload
 
 _LONGEST_NS = 1 << 62  # what a 64-bit column of the tables holds, with room to add
@@ -47,6 +47,28 @@ class TrueCosts(LayerCosts, Protocol):
     ) -> int:
         """What a step costs beside its MoE layers: embedding, dense layers, head."""
         ...
+
+
+class _Clock:
+    """SimPy's clock, which may be ahead of SimPy while nothing at all is scheduled there."""
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self._env = env
+        self._ahead_ns = 0
+
+    @property
+    def now(self) -> int:
+        """The time in nanoseconds; an int, for all delays are."""
+        now_ns: int = self._env.now  # type: ignore[assignment]
+        return now_ns if now_ns > self._ahead_ns else self._ahead_ns
+
+    def jump(self, time_ns: int) -> None:
+        """Go ahead to ``time_ns`` without an event; only while nothing is scheduled."""
+        self._ahead_ns = time_ns
+
+    def schedule(self, event: Any, priority: Any, delay_ns: int) -> None:
+        """Call the event's callbacks after ``delay_ns``."""
+        self._env.schedule(event, priority, self.now - self._env.now + delay_ns)
 
 
 class Timeline:
@@ -86,9 +108,10 @@ class Timeline:
         self._on_step = on_step
         self._on_plan = on_plan
         self._env = simpy.Environment()
+        self._clock = _Clock(self._env)
         self._shares = self._build_shares()
         self._layer = Execution(
-            self._env,
+            self._clock,
             hardware,
             costs,
             self._shares,
@@ -114,13 +137,13 @@ class Timeline:
             return None
         rates = hardware.h2d_bytes_per_s, hardware.d2h_bytes_per_s
         capacities = hardware.memory.capacities(hardware.num_gpus, *rates)
-        clock: Any = self._env
-        return Shares(clock, capacities, hardware.memory.proportional)
+        # The interconnect of NUMA nodes comes right after them, and is memory as well.
+        memories = hardware.memory.num_nodes + 1
+        return Shares(self._clock, capacities, memories, hardware.memory.proportional)
 
     def run(self) -> RunTables:
         """Run all steps and return the tables."""
-        process = self._env.process(self._walk())
-        self._env.run(until=process)
+        self._env.run(until=self._env.process(self._walk()))
         for refused in self._schedule.refused:
             self._requests.refuse(refused)
         self._add_up()
@@ -130,69 +153,96 @@ class Timeline:
         """Fill in what the step table does not tell."""
         tables, supply, cpu = self._tables, self._layer.supply, self._layer.cpu
         gpus, hardware = self._layer.kernels.gpus, self._hardware
-        tables.busy_ns = {
-            "gpu": sum(gpu.total_busy_ns for gpu in gpus),
-            "h2d": sum(gpu.link.busy_ns for gpu in gpus) if hardware.through_host else 0,
-            "d2h": sum(link.busy_ns for link in supply.back),
-            "cpu": cpu.busy_ns,
-            "storage": 0 if supply.storage is None else supply.storage.busy_ns,
-        }
+        tables.busy_ns = {"gpu": sum(gpu.total_busy_ns for gpu in gpus), "cpu": cpu.busy_ns}
+        if hardware.through_host:
+            tables.busy_ns["h2d"] = sum(gpu.link.busy_ns for gpu in gpus)
+            tables.busy_ns["d2h"] = sum(link.busy_ns for link in supply.back)
+        if supply.storage is not None:
+            tables.busy_ns["storage"] = supply.storage.busy_ns
         num_nodes = 1 if hardware.memory is None else hardware.memory.num_nodes
         num_teams = hardware.num_teams * num_nodes
         tables.units = {"gpu": len(gpus), "h2d": len(gpus), "d2h": len(gpus), "cpu": num_teams}
-        if self._shares is not None:
+        if self._shares is not None and hardware.through_host:
             tables.dram_bytes = sum(self._shares.moved_bytes[:num_nodes])
 
     # -- the one process ------------------------------------------------------------------------
 
     def _walk(self) -> Generator[Any, None, None]:
-        env, schedule = self._env, self._schedule
-        while (found := schedule.next(int(env.now))) is not None:
+        clock, schedule = self._clock, self._schedule
+        while (found := schedule.next(clock.now)) is not None:
             if isinstance(found, int):
-                self._tables.idle_ns += found - int(env.now)
-                yield self._env.timeout(found - int(env.now))
+                self._tables.idle_ns += found - clock.now
+                yield from self._until(found)
                 continue
-            start_ns = int(env.now)
+            start_ns = clock.now
             self._begin_step(found.info)
             yield from self._walk_layers(found)
-            schedule.ended(found, int(env.now))
+            schedule.ended(found, clock.now)
             self._end_step(found, start_ns)
 
+    def _until(self, time_ns: int) -> Generator[Any, None, None]:
+        event = Event()
+        self._clock.schedule(event, PLAN, time_ns - self._clock.now)
+        yield event
+
     def _walk_layers(self, step: WorkStep) -> Generator[Any, None, None]:
-        env, layer, info = self._env, self._layer, step.info
+        clock, layer, info = self._clock, self._layer, step.info
         attention = info.num_tokens, info.kv_tokens, info.attention_pairs
         dense_ns = self._costs.dense_ns(*attention)
-        plan_layer, hops_ns = self._offloader.plan_layer, self._hops_ns
+        hops_ns = self._hops_ns
         for routing in self._workload.routings(step):
-            extra_ns = dense_ns + hops_ns[routing.layer] if hops_ns else dense_ns
-            yield self._after_layer(extra_ns, PLAN)
-            now_ns: int = env.now  # type: ignore[assignment]  # delays are ints, so the clock is one
-            layer.close(dense_ns, extra_ns - dense_ns)
-            layer.kernels.home(routing.layer).total_busy_ns += dense_ns
-            if self._log is not None:
-                unit = layer.kernels.home(routing.layer).index
-                begin_ns = now_ns - dense_ns
-                self._log.layer(info, Kind.DENSE, unit, routing.layer, begin_ns, now_ns)
-            plan = plan_layer(routing, now_ns)
-            self._counter.add(plan)
-            if self._on_plan is not None:
-                self._on_plan(plan)
-            if plan.cancels:
-                layer.supply.cancel(plan.cancels)
-            layer.begin(info, plan, now_ns)
+            hop_ns = hops_ns[routing.layer] if hops_ns else 0
+            if layer.is_quiet:
+                clock.jump(max(layer.settle(), clock.now) + dense_ns)
+            else:
+                yield self._after_layer(dense_ns + hop_ns, PLAN)
+            layer.close(dense_ns, hop_ns)
+            self._plan_layer(info, routing, dense_ns)
         last_ns = self._costs.step_ns(info.num_tokens, info.num_outputs, *attention[1:])
         yield self._after_layer(last_ns, COMPUTE_ENDED)
         layer.close(last_ns)
         layer.kernels.gpus[0].total_busy_ns += last_ns
         if self._log is not None:
-            self._log.layer(info, Kind.STEP, 0, -1, int(env.now) - last_ns, int(env.now))
+            self._log.layer(info, Kind.STEP, 0, -1, clock.now - last_ns, clock.now)
+
+    def _plan_layer(self, info: StepInfo, routing: LayerRouting, dense_ns: int) -> None:
+        """Plan the layer whose attention and router have just ended, and begin to carry it out."""
+        layer, now_ns = self._layer, self._clock.now
+        plan = self._offloader.plan_layer(routing, now_ns)
+        self._counter.add(plan)
+        if self._on_plan is not None:
+            self._on_plan(plan)
+        if plan.cancels:
+            layer.supply.cancel(plan.cancels)
+        layer.begin(info, plan, now_ns)
+        gpu = layer.kernels.home(routing.layer)
+        gpu.total_busy_ns += dense_ns
+        if self._log is not None:
+            begin_ns = now_ns - dense_ns
+            self._log.layer(info, Kind.DENSE, gpu.index, routing.layer, begin_ns, now_ns)
+            self._sample(self._log, now_ns)
+
+    def _sample(self, log: EventLog, now_ns: int) -> None:
+        """Record how full each GPU's cache is, and how many copies wait for its link."""
+        residency, gpus = self._offloader.residency, self._layer.kernels.gpus
+        gpu_of_pool = {
+            pool: self._layer.kernels.gpu_of(key).index
+            for key, pool in enumerate(residency.pool_of_key)
+        }
+        used = [0] * len(gpus)
+        for pool, index in gpu_of_pool.items():
+            used[index] += residency.used_bytes(pool)
+        for gpu, num_bytes in zip(gpus, used, strict=True):
+            log.count(now_ns, Counter.CACHE_BYTES, gpu.index, num_bytes)
+            log.count(now_ns, Counter.QUEUE, gpu.index, gpu.link.queue_length)
 
     def _begin_step(self, info: StepInfo) -> None:
-        self._layer.begin_step(int(self._env.now))
+        now_ns = self._clock.now
+        self._layer.begin_step(now_ns)
         shrink = self._offloader.begin_step(info)
         if self._log is not None:
             held_bytes = info.held_kv_tokens * self._hardware.kv_bytes_per_token
-            self._log.count(int(self._env.now), Counter.KV_BYTES, 0, held_bytes)
+            self._log.count(now_ns, Counter.KV_BYTES, 0, held_bytes)
         if shrink is not None:
             self._counter.add_given_up(shrink.evicts)
             self._counter.add_demotions(shrink.demotes)
@@ -200,7 +250,7 @@ class Timeline:
             self._layer.supply.demote(shrink.demotes)
 
     def _end_step(self, step: WorkStep, start_ns: int) -> None:
-        now_ns = int(self._env.now)
+        now_ns = self._clock.now
         if now_ns > _LONGEST_NS:
             raise ConfigError(
                 f"machine: step {step.info.step} ends after {now_ns} ns: must be <= {_LONGEST_NS} "
@@ -224,6 +274,6 @@ class Timeline:
 
     def _schedule_wake(self) -> None:
         event, priority, extra_ns = self._wake
-        env, end_ns = self._env, self._layer.settle()
-        delay_ns = (end_ns - env.now if end_ns > env.now else 0) + extra_ns
-        env.schedule(event, priority, delay_ns)  # type: ignore[arg-type]
+        end_ns, now_ns = self._layer.settle(), self._clock.now
+        delay_ns = (end_ns - now_ns if end_ns > now_ns else 0) + extra_ns
+        self._clock.schedule(event, priority, delay_ns)

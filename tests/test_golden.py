@@ -7,6 +7,7 @@ A golden says only that something changed; the laws say what must hold. After a 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -28,19 +29,49 @@ COUNTS = (
     "wasted_prefetch_bytes",
     "stages",
 )
+FEATURES = {
+    "serial": ("policy=saem", "engine=serial"),
+    "chunked": ("policy=lru", "engine=chunked", "machine.link.pinned=false"),
+    "fused": ("policy=lfu", "engine=fused", "workload.batch_size=4"),
+    "storage": ("policy=saem", "cache.host_bytes=1.2e9"),
+    "exclusive": ("policy=lfu", "cache.host_bytes=1.2e9", "engine.exclusive_host=true"),
+    "page_cache": ("policy=lru", "cache.host_bytes=1.2e9", "engine.storage_access=page_cache"),
+    "phone": ("policy=lru", "machine=phone_sd8gen3"),
+    "jetson": ("policy=lru", "machine=jetson_agx_orin"),
+    "four_gpus": ("policy=lru", "machine=rtx4090_x4"),
+    "four_gpus_by_layer": ("policy=lfu", "machine=rtx4090_x4", "engine.split=layer"),
+    "joint": ("policy=static", "cache.joint_bytes=6.05e8", "workload.batch_size=4"),
+    "refusing": ("policy=lru", "cache.kv_bytes=7e6", "workload.batch_size=4"),
+    "mixed": ("policy=lru", "workload.prefill_chunk=16", "workload.mixed=true"),
+    "poisson": (
+        "policy=fiddler",
+        "workload.arrivals=poisson",
+        "workload.rate_per_s=1",
+        "workload.batch_size=4",
+    ),
+}
+"""One run for each part of the model that the policies' own runs leave out."""
 
 
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("policy", options("policy"))
 def test_results_are_those_of_the_golden(policy: str, batch: int, update_golden: bool) -> None:
-    config = composed(
-        f"policy={policy}", "workload.requests=[24,28]", "calibration.requests=[0,24]"
-    )
-    config["workload"]["batch_size"] = batch
-    config["output"]["belady"] = False
-    summary, _ = simulate(config)
-    found = {name: summary[name] for name in COUNTS}
-    file = GOLDEN / f"{policy}-batch{batch}.json"
-    if update_golden:
+    overrides = (f"policy={policy}", f"workload.batch_size={batch}")
+    check(f"{policy}-batch{batch}", overrides, COUNTS, update_golden)
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_each_feature_gives_what_its_golden_says(feature: str, update_golden: bool) -> None:
+    counts = (*COUNTS, "refused", "reads", "demotions", "idle_ns")
+    check(f"feature-{feature}", FEATURES[feature], counts, update_golden)
+
+
+def check(name: str, overrides: Sequence[str], counts: Sequence[str], update: bool) -> None:
+    """Run four requests; compare the counts with the golden ``name``, or write it."""
+    fixed = ("workload.requests=[24,28]", "calibration.requests=[0,24]", "output.belady=false")
+    summary, _ = simulate(composed(*fixed, *overrides))
+    found = {count: summary[count] for count in counts}
+    file = GOLDEN / f"{name}.json"
+    if update:
         file.write_text(json.dumps(found, indent=1) + "\n")
     assert found == json.loads(file.read_text())

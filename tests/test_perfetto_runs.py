@@ -102,6 +102,8 @@ def test_a_window_of_a_run_shows_its_steps(tmp_path: Path, small_trace_file: Pat
         if lane_names(document)[lane] == "run / steps"
     )  # fmt: skip
     assert [name for _, _, name in steps] == ["step 3", "step 4"]
+    sampled = {event["name"] for event in document["traceEvents"] if event["ph"] == "C"}
+    assert sampled == {"expert cache", "KV cache", "queue"}
 
 
 def test_a_window_beyond_the_run_is_refused_before_it_or_noted_after_it(
