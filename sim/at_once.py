@@ -45,7 +45,7 @@ class AtOnce:
             for key, arrived_ns in zip(plan.loads, ends_ns, strict=True):
                 issued_ns += issue_ns
                 if issued_ns > gpu.blamed_ns:
-                    gpu.blame(arrived_ns, issued_ns, 0, False, False)
+                    gpu.blame(arrived_ns, issued_ns, None, 0, False)
                 cost_ns = kernels.cost_ns(step, plan, (key,)) if one_ns is None else one_ns
                 gpu.run(arrived_ns, cost_ns)
             self._offloader.on_loaded_at_once(plan.loads)
@@ -54,7 +54,7 @@ class AtOnce:
             slot_ns = self._staging.wait_ns(key, arrived_ns)
             arrived_ns = gpu.link.carry_at_once(layer, issued_ns, arrived_ns, slot_ns)
             if issued_ns > gpu.blamed_ns:
-                gpu.blame(arrived_ns, issued_ns, 0, False, False)
+                gpu.blame(arrived_ns, issued_ns, None, 0, False)
             gpu.run(arrived_ns, kernels.cost_ns(step, plan, (key,)) if one_ns is None else one_ns)
             self._staging.ended(key, gpu.free_ns)
         return issued_ns

@@ -94,9 +94,10 @@ class StepCounter:
         self.admissions += len(admissions)
         self.evictions += sum(len(admission.evicts) for admission in admissions)
 
-    def add_given_up(self, keys: Sequence[int]) -> None:
-        """Count experts whose memory a growing KV cache took."""
+    def add_given_up(self, keys: Sequence[int], cancels: Sequence[int] = ()) -> None:
+        """Count experts whose memory a growing KV cache took, and queued prefetches that it stopped."""
         self.evictions += len(keys)
+        self.cancels += len(cancels)
 
     def add_demotions(self, keys: Sequence[int]) -> None:
         """Count evicted experts that go back to host memory."""

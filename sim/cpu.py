@@ -25,7 +25,7 @@ class CPUPool:
     on_end
         Told (key, team, begin_ns) when an expert has been computed.
 
-    ``slowed_ns`` adds up the time lost to others that use the same memory.
+    ``lost_ns`` adds up, for each team, the time lost to full memory.
     """
 
     def __init__(
@@ -38,13 +38,14 @@ class CPUPool:
         on_end: Callable[[int, int, int], None],
     ) -> None:
         num_nodes = max(node_of_key, default=0) + 1
-        self.busy_ns = self.slowed_ns = 0
+        self.busy_ns = 0
         self._clock = clock
         self._shares = shares
         self._node_of_key = node_of_key
         self._uses = uses
         self._on_end = on_end
         self._waiting: list[deque[tuple[int, CPUWork]]] = [deque() for _ in range(num_nodes)]
+        self.lost_ns = [0] * (num_nodes * num_teams)
         self._idle = [
             deque(range(node * num_teams, (node + 1) * num_teams)) for node in range(num_nodes)
         ]
@@ -68,7 +69,7 @@ class CPUPool:
             self._shares.start(work.num_bytes, work.bytes_per_s, self._uses[key], streamed)
 
         def streamed(lost_ns: int) -> None:
-            self.slowed_ns += lost_ns
+            self.lost_ns[team] += lost_ns
             left_ns = begin_ns + work.least_ns - self._clock.now
             if left_ns > 0:  # operations bind, not bytes
                 self._clock.schedule(Event(done), LOAD_ENDED, left_ns)

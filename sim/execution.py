@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from sim.accounts import causes_of_waiting
+from sim.accounts import Ends, causes_of_waiting
 from sim.at_once import AtOnce
 from sim.clock import LOAD_ENDED, Clock, Event
 from sim.counter import StepCounter
@@ -30,7 +30,7 @@ class Execution:
     """The layer under way.
 
     ``num_awaited`` counts what must still end before the end of the layer is known; when it comes to 0
-    ``on_known`` is called. ``host_free_ns`` is when the host thread has issued all copies so far.
+    ``on_known`` is called.
     """
 
     def __init__(
@@ -45,8 +45,7 @@ class Execution:
         on_known: Callable[[], None],
     ) -> None:
         keys = offloader.residency.keys
-        self.num_awaited = 0
-        self.host_free_ns = 0
+        self.num_awaited = self._num_demanded = 0
         self.kernels = Kernels(hardware, costs, keys.num_layers, keys.num_experts, log)
         self.cpu = InSitu(clock, hardware, costs, shares, keys, log, self._cpu_done)
         self.at_host = self.cpu.at_host
@@ -73,10 +72,9 @@ class Execution:
         if AtOnce.suits(hardware) and shares is None and log is None:
             self._at_once = AtOnce(hardware, self.kernels, self._staging, offloader)
         self._blames = self._is_shared or self._gate is not None
-        self._from_storage = hardware.reading is not None
         self._step = offloader.view.step
         self._plan: LayerPlan | None = None
-        self._began_ns = self._end_ns = self._cpu_free_ns = self._cpu_slowed_ns = 0
+        self._began_ns = self._end_ns = self._cpu_free_ns = self._copied_ns = 0
         self._cpu_waits = False
 
     # -- a layer's begin and end --------------------------------------------------------------------
@@ -109,8 +107,8 @@ class Execution:
         if plan.late or plan.loads or plan.bypasses or plan.prefetches:
             self._queue_copies(plan, now_ns)
         elif plan.on_cpu and self._offloader.host is not None:
-            self.supply.carry(plan, now_ns, 0)  # storage may have what the CPU needs
-        if self._cpu_waits and not self.num_awaited:
+            self.supply.carry(plan)  # storage may have what the CPU needs
+        if self._cpu_waits and not self._num_demanded:
             self._begin_cpu_late()
 
     @property
@@ -123,10 +121,9 @@ class Execution:
         end_ns = self._gpus[0].free_ns
         if len(self._gpus) > 1 and self._plan is not None:
             end_ns = self._results_ns()
-        if self._cpu_free_ns > end_ns:
-            end_ns = self._cpu_free_ns
-        if self.host_free_ns > end_ns:
-            end_ns = self.host_free_ns
+        for other_ns in (self._cpu_free_ns, self._copied_ns, self.supply.host_free_ns):
+            if other_ns > end_ns:
+                end_ns = other_ns
         self._end_ns = end_ns
         return end_ns
 
@@ -147,10 +144,9 @@ class Execution:
             link_ns = free_ns - self._began_ns - gpu.busy_ns
             self._counter.add_time(gpu.busy_ns + extra_ns, link_ns + hop_ns)
         else:
-            lost_ns = (self.cpu.slowed_ns - self._cpu_slowed_ns) // self._hardware.num_teams
-            ends_ns = free_ns, self._cpu_free_ns, self._end_ns
+            ends = Ends(free_ns, self._cpu_free_ns, self._copied_ns, self._end_ns)
             link_ns, *causes = causes_of_waiting(
-                gpu, self._began_ns, *ends_ns, self.cpu.last_read_ns, lost_ns
+                gpu, self._began_ns, ends, self.cpu.last_read_ns, self.cpu.lost_ns
             )
             self._counter.add_time(gpu.busy_ns + extra_ns, link_ns + hop_ns, *causes)
         for each in self._gpus:
@@ -171,7 +167,7 @@ class Execution:
     def _one_less(self) -> None:
         """Learn that one of the things that are awaited has ended."""
         self.num_awaited -= 1
-        if self._cpu_waits and not self.num_awaited:
+        if self._cpu_waits and not self._num_demanded:
             self._begin_cpu_late()
         if not self.num_awaited:
             self._on_known()
@@ -179,7 +175,6 @@ class Execution:
     # -- the CPU's part -----------------------------------------------------------------------------
 
     def _begin_cpu(self, plan: LayerPlan, now_ns: int) -> None:
-        self._cpu_slowed_ns = self.cpu.slowed_ns
         if not self._hardware.cpu_overlaps:
             self._cpu_waits = True
         elif self._is_shared:
@@ -211,22 +206,24 @@ class Execution:
     def _queue_copies(self, plan: LayerPlan, now_ns: int) -> None:
         if self._at_once is not None and self._at_once.may_carry(plan):
             issued_ns = self._at_once.carry(self._step, plan, now_ns)
-            self.host_free_ns = max(self.host_free_ns, issued_ns)
+            self.supply.host_free_ns = max(self.supply.host_free_ns, issued_ns)
             return
-        self.num_awaited += len(plan.late) + len(plan.loads) + len(plan.bypasses)
+        self._num_demanded = len(plan.late) + len(plan.loads) + len(plan.bypasses)
+        self.num_awaited += self._num_demanded
         if not self._hardware.copies_overlap:  # an engine that waits for all it copies
             self.num_awaited += len(plan.prefetches)
-        issue_ns = self._hardware.issue_ns
-        issued_ns = self.supply.carry(plan, now_ns, issue_ns)
-        if issued_ns > self.host_free_ns:
-            self.host_free_ns = issued_ns
+        if self._hardware.chunk_compute:
+            for key in plan.late:
+                copy = self.supply.link_of(key).find(key)
+                if copy is not None:
+                    for _ in range(copy.num_arrived):
+                        self._run_chunk(copy)
+        self.supply.carry(plan)
 
     def copy_starts(self, copy: Copy) -> int:
         """Learn that a copy to the GPU is about to begin; return how long it must wait for a slot."""
         if self._hardware.staging_ns:
-            now_ns = self._clock.now
-            staging_ns = self._hardware.staging_ns[copy.layer]
-            self.host_free_ns = max(self.host_free_ns, now_ns) + staging_ns
+            self.supply.stage(copy.layer)
         if copy.kind is not Kind.BYPASS:
             self._offloader.on_load_started(copy.key)
             return 0
@@ -235,8 +232,7 @@ class Execution:
     def chunk_arrived(self, copy: Copy) -> None:
         """Learn that a chunk has arrived; compute what can be."""
         now_ns, plan, key = self._clock.now, self._plan, copy.key
-        if self._log is not None:
-            self._log_copy(copy)
+        self.other_arrived(copy)
         if not self._whole_copies and not self.supply.link_of(key).is_whole(copy):
             if self._hardware.chunk_compute:
                 self._run_chunk(copy)
@@ -247,6 +243,7 @@ class Execution:
                 self._counter.add_prefetches((key,))
                 if plan is None or key not in plan.late:
                     if not self._hardware.copies_overlap:
+                        self._copied_ns = now_ns
                         self._one_less()
                     return
         assert plan is not None
@@ -257,12 +254,13 @@ class Execution:
             self._run(plan, self._gate.arrived(key), now_ns)
         else:
             self._run_one(plan, gpu, copy)
+        self._num_demanded -= 1
         self._one_less()
 
     def _blame(self, gpu: GPU, copy: Copy) -> None:
         """Say why the GPU has waited for what has just arrived."""
         now_ns, direct = self._clock.now, not self._hardware.through_host
-        gpu.blame(now_ns, copy.queued_ns, copy.slowed_ns, self._from_storage, direct)
+        gpu.blame(now_ns, copy.queued_ns, copy.held_by, copy.slowed_ns, direct)
 
     def other_arrived(self, copy: Copy) -> None:
         """Learn that a read, or a copy back to the host, has ended."""
@@ -278,10 +276,12 @@ class Execution:
                     self._staging.ended(key, self.kernels.gpu_of(key).free_ns)
 
     def _flush(self, now_ns: int) -> None:
-        """Run all that is there, in order or not."""
+        """Run all that is there, in order or not; one after another, so that each frees its slot in turn."""
         assert self._gate is not None
         assert self._plan is not None
-        self._run(self._plan, self._gate.flush(), now_ns)
+        keys = self._gate.flush()
+        for part in [keys] if self._gate.at_end else [[key] for key in keys]:
+            self._run(self._plan, part, now_ns)
 
     def _run_one(self, plan: LayerPlan, gpu: GPU, copy: Copy) -> None:
         """Run one expert that has just arrived, less what its earlier chunks have run already."""

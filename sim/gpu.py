@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sim.events import Kind
 from sim.types import LayerPlan
 
 if TYPE_CHECKING:
@@ -56,27 +57,27 @@ class GPU:
         return begin_ns
 
     def blame(
-        self, now_ns: int, queued_ns: int, slowed_ns: int, from_storage: bool, direct: bool
+        self, now_ns: int, queued_ns: int, held_by: Kind | None, slowed_ns: int, direct: bool
     ) -> None:
         """Say why the GPU has waited for a copy that has come now, issued at ``queued_ns``.
 
-        Before it was issued it was on storage, or the host thread had others to issue; ``slowed_ns`` of
-        its time it lost to others that use the same capacities; the rest is the link's own, or with
-        ``direct`` (no link between storage and where experts compute) also storage's.
+        Before it was issued it was on storage (``held_by`` READ), or its slot was not free (DEMOTE: the
+        link's), or the host thread had others to issue (None). ``slowed_ns`` of its time it lost to full
+        host memory; the rest is the link's own, or with ``direct`` (no link between storage and where
+        experts compute) storage's.
         """
         since_ns = max(self.free_ns, self.blamed_ns)
         if now_ns <= since_ns:
             return
-        late_ns = min(queued_ns, now_ns) - since_ns
-        if late_ns > 0 and from_storage:
-            self.storage_ns += late_ns
-        elif late_ns > 0:
+        late_ns = max(0, min(queued_ns, now_ns) - since_ns)
+        if held_by is None:
             self.host_ns += late_ns
-        begun_ns = max(since_ns, min(queued_ns, now_ns))
-        shared_ns = min(slowed_ns, now_ns - begun_ns)
+        elif held_by is Kind.READ:
+            self.storage_ns += late_ns
+        shared_ns = min(slowed_ns, now_ns - since_ns - late_ns)
         self.shared_ns += shared_ns
         if direct:
-            self.storage_ns += now_ns - begun_ns - shared_ns
+            self.storage_ns += now_ns - since_ns - late_ns - shared_ns
         self.blamed_ns = now_ns
 
 
@@ -87,7 +88,7 @@ class Gate:
     """
 
     def __init__(self, at_end: bool) -> None:
-        self._at_end = at_end
+        self.at_end = at_end
         self._order: list[int] = []
         self._ready: set[int] = set()
 
@@ -114,7 +115,7 @@ class Gate:
         count = 0
         while count < len(order) and order[count] in ready:
             count += 1
-        if self._at_end and count < len(order):
+        if self.at_end and count < len(order):
             return []
         self._order = order[count:]
         return order[:count]

@@ -41,8 +41,8 @@ class InSitu:
     Where nothing is shared they run one after another in known time (:meth:`serial_ns`). Else
     :meth:`start` begins a chain of transfers and work, :meth:`at_host` tells which experts are in host
     memory, and ``on_done`` is called at its end.
-    ``busy_ns`` is how long the CPU has worked in all; ``slowed_ns`` how much of that was lost to others
-    that use the same memory, and ``last_read_ns`` when the last expert came from storage.
+    ``busy_ns`` is how long the CPU has worked in all. Of the last layer, ``lost_ns`` is what full memory
+    cost the team that ended last, and ``last_read_ns`` when the last expert came from storage.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class InSitu:
         log: EventLog | None,
         on_done: Callable[[], None],
     ) -> None:
-        self.last_read_ns = 0
+        self.last_read_ns = self.lost_ns = 0
         self._serial_busy_ns = 0
         self._clock = clock
         self._hardware = hardware
@@ -83,11 +83,6 @@ class InSitu:
         """How long the CPU has worked, all teams together."""
         return self._serial_busy_ns if self._pool is None else self._pool.busy_ns
 
-    @property
-    def slowed_ns(self) -> int:
-        """How much of that was lost to others that use the same memory."""
-        return 0 if self._pool is None else self._pool.slowed_ns
-
     def serial_ns(self, step: StepInfo, plan: LayerPlan, start_ns: int) -> int:
         """Run everything one after another from ``start_ns`` on; return when it is over."""
         routing, costs, hardware = plan.routing, self._costs, self._hardware
@@ -112,6 +107,8 @@ class InSitu:
         self._step, self._plan = step, plan
         self._begin_ns = self._clock.now
         self._num_left = len(plan.on_cpu)
+        assert self._pool is not None
+        self._lost_before_ns = list(self._pool.lost_ns)
         if all_at_host:
             self._ready = list(plan.on_cpu)
         handover_ns = self._costs.handover_ns(step.num_tokens)
@@ -145,6 +142,8 @@ class InSitu:
             self._log.expert(self._plan, self._step, Lane.CPU, team, key, begin_ns, now_ns)
         self._num_left -= 1
         if not self._num_left:
+            assert self._pool is not None
+            self.lost_ns = self._pool.lost_ns[team] - self._lost_before_ns[team]
             self._begin_ns = self._clock.now
             self._transfer(True, self._returned)
 

@@ -20,15 +20,19 @@ from sim.sharing import Shares, Use
 class Copy(Event):
     """One expert's copy; the event that ends its chunk under way.
 
-    ``queued_ns`` is when it was issued, ``begin_ns`` when the chunk under way began (-1 before the first),
-    ``num_arrived`` the chunks that have come, ``num_run`` those computed before all had come,
-    ``slowed_ns`` the time lost to full host memory. ``awaited``: somebody waits for it, so that it goes
-    ahead of those nobody waits for.
+    queued_ns    when it was issued
+    held_by      what it had to wait for until then: READ, DEMOTE (out of its slot), or None
+    awaited      somebody waits for it, so that it goes ahead of those nobody waits for
+    begin_ns     when the chunk under way began; -1 before the first
+    num_arrived  chunks that have come
+    num_run      chunks whose share of the kernels has run before all had come
+    slowed_ns    time lost to full host memory
     """
 
     __slots__ = (
         "awaited",
         "begin_ns",
+        "held_by",
         "key",
         "kind",
         "layer",
@@ -38,7 +42,15 @@ class Copy(Event):
         "slowed_ns",
     )
 
-    def __init__(self, key: int, layer: int, kind: Kind, queued_ns: int, awaited: bool) -> None:
+    def __init__(
+        self,
+        key: int,
+        layer: int,
+        kind: Kind,
+        queued_ns: int,
+        awaited: bool,
+        held_by: Kind | None,
+    ) -> None:
         self._ok = True
         self._value = None
         self.key = key
@@ -46,6 +58,7 @@ class Copy(Event):
         self.kind = kind
         self.queued_ns = queued_ns
         self.awaited = awaited
+        self.held_by = held_by
         self.begin_ns = -1
         self.num_arrived = self.num_run = 0
         self.slowed_ns = 0
@@ -124,28 +137,35 @@ class Link:
         """Tell whether all of a copy has arrived."""
         return copy.num_arrived == len(self._chunk_ns[copy.layer])
 
-    def demand(self, key: int, kind: Kind, queued_ns: int) -> None:
-        """Queue a copy that a layer waits for, issued at ``queued_ns``."""
-        self._demand.append(Copy(key, key // self._num_experts, kind, queued_ns, True))
+    def demand(self, key: int, kind: Kind, queued_ns: int, held_by: Kind | None = None) -> None:
+        """Queue a copy that a layer waits for, issued at ``queued_ns``; see Copy for ``held_by``."""
+        layer = key // self._num_experts
+        self._demand.append(Copy(key, layer, kind, queued_ns, True, held_by))
         if self._current is None:
-            self._start_next(0)
+            self._wake_up()
 
-    def background(self, key: int, kind: Kind, queued_ns: int) -> None:
+    def background(self, key: int, kind: Kind, queued_ns: int, held_by: Kind | None = None) -> None:
         """Queue a copy that nobody waits for yet."""
-        self._background.append(Copy(key, key // self._num_experts, kind, queued_ns, False))
+        layer = key // self._num_experts
+        self._background.append(Copy(key, layer, kind, queued_ns, False, held_by))
         if self._current is None:
-            self._start_next(0)
+            self._wake_up()
+
+    def find(self, key: int) -> Copy | None:
+        """Return the background copy of an expert that is queued, stopped or on its way."""
+        if self._current is not None and self._current.key == key:
+            return self._current
+        return next((copy for copy in self._background if copy.key == key), None)
 
     def promote(self, key: int) -> None:
         """Learn that somebody now waits for a background copy, wherever it is."""
-        if self._current is not None and self._current.key == key:
-            self._current.awaited = True
-        for copy in self._background:
-            if copy.key == key:
-                self._background.remove(copy)
-                copy.awaited = True
-                self._demand.append(copy)
-                return
+        copy = self.find(key)
+        if copy is None:
+            return
+        copy.awaited = True
+        if copy is not self._current:
+            self._background.remove(copy)
+            self._demand.append(copy)
 
     def cancel(self, key: int) -> bool:
         """Drop a background copy that has not begun; False if there is none."""
@@ -192,6 +212,9 @@ class Link:
         return ends_ns
 
     # -- one chunk after another -------------------------------------------------------------------
+
+    def _wake_up(self) -> None:
+        self._start_next(0)
 
     def _start_next(self, gap_ns: int) -> None:
         queue = self._demand or self._background

@@ -18,7 +18,7 @@ def run_lockstep(
     for step in workload.steps():
         shrink = offloader.begin_step(step.info)
         if shrink is not None:
-            counter.add_given_up(shrink.evicts)
+            counter.add_given_up(shrink.evicts, shrink.cancels)
             counter.add_demotions(shrink.demotes)
             offloader.on_host_arrived_at_once(shrink.demotes)
         for routing in workload.routings(step):

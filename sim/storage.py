@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from sim.clock import Clock
+from sim.clock import LOAD_ENDED, Clock, Event
 from sim.link import Carriage, Copy, Link
 from sim.sharing import Shares
 
@@ -60,6 +60,18 @@ class Storage(Link):
             sum(-(-size // reading.block_bytes) for size in sizes) for sizes in carriage.chunk_bytes
         ]
         self._rates: dict[int, int] = {}
+        self._is_waking = False
+
+    def _wake_up(self) -> None:
+        """Begin when all reads that are asked for at this time are in the queue: they count for the rate."""
+        if not self._is_waking:
+            self._is_waking = True
+            self._clock.schedule(Event(self._woken), LOAD_ENDED, 0)
+
+    def _woken(self, _: Any) -> None:
+        self._is_waking = False
+        if self._current is None:
+            self._start_next(0)
 
     def _rate(self) -> int:
         """Return the device's rate with what is outstanding now."""

@@ -74,6 +74,8 @@ class Supply:
         Given their links.
     reports
         Who is told of copies.
+
+    ``host_free_ns`` is when the host thread has issued, and staged, all copies so far.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Supply:
         self._gpus = gpus
         self._waiting: dict[tuple[Kind, int], list[_Request]] = {}
         self._requests: dict[int, _Request] = {}
+        self.host_free_ns = 0
         self._tiers = offloader.host is not None
         self._exclusive = offloader.host is not None and offloader.host.exclusive
         self.storage: Storage | None = None
@@ -114,26 +117,12 @@ class Supply:
                 gpu.link = self.storage
                 continue
             carriage = self._carriage(chunk_ns, gpu.index, to_gpu=True)
-            gpu.link = Link(
-                self._clock,
-                carriage,
-                num_experts,
-                self._reports.copy_starts,
-                self._reports.chunk_arrived,
-                shares,
-            )
+            told = self._reports.copy_starts, self._reports.chunk_arrived
+            gpu.link = Link(self._clock, carriage, num_experts, *told, shares)
             if self._exclusive:
                 carriage = self._carriage(chunk_ns, gpu.index, to_gpu=False)
-                self.back.append(
-                    Link(
-                        self._clock,
-                        carriage,
-                        num_experts,
-                        self._host_starts,
-                        self._host_chunk,
-                        shares,
-                    )
-                )
+                told = self._host_starts, self._host_chunk
+                self.back.append(Link(self._clock, carriage, num_experts, *told, shares))
 
     def _carriage(self, chunk_ns: Sequence[Sequence[int]], gpu: int, to_gpu: bool) -> Carriage:
         """Return how one direction of a GPU's link carries experts."""
@@ -187,26 +176,32 @@ class Supply:
 
     # -- what a plan asks for -----------------------------------------------------------------------
 
-    def carry(self, plan: LayerPlan, issued_ns: int, issue_ns: int) -> int:
-        """Hand a plan's copies to the links, what is waited for first; return when the last is issued.
-
-        ``issued_ns`` is when the host thread begins to issue them, ``issue_ns`` what each takes it.
-        """
+    def carry(self, plan: LayerPlan) -> None:
+        """Hand a plan's copies to the links, what is waited for first, as the host thread issues them."""
         for key in plan.late:
             self._promote(key)
         if self._tiers:
             self._read(plan)
-            return issued_ns
+            return
         for key in plan.loads:
-            issued_ns += issue_ns
-            self.link_of(key).demand(key, Kind.LOAD, issued_ns)
+            self.link_of(key).demand(key, Kind.LOAD, self._issue())
         for key in plan.bypasses:
-            issued_ns += issue_ns
-            self.link_of(key).demand(key, Kind.BYPASS, issued_ns)
+            self.link_of(key).demand(key, Kind.BYPASS, self._issue())
         for key in plan.prefetches:
-            issued_ns += issue_ns
-            self.link_of(key).background(key, Kind.PREFETCH, issued_ns)
-        return issued_ns
+            self.link_of(key).background(key, Kind.PREFETCH, self._issue())
+
+    def _issue(self) -> int:
+        """Return when the host thread has issued one more copy."""
+        issue_ns, now_ns = self._hardware.issue_ns, self._clock.now
+        if not issue_ns:
+            return now_ns
+        self.host_free_ns = max(self.host_free_ns, now_ns) + issue_ns
+        return self.host_free_ns
+
+    def stage(self, layer: int) -> None:
+        """Let the host thread stage a pageable copy that begins now; it can do nothing else meanwhile."""
+        staging_ns = self._hardware.staging_ns[layer]
+        self.host_free_ns = max(self.host_free_ns, self._clock.now) + staging_ns
 
     def cancel(self, keys: Sequence[int]) -> None:
         """Drop queued prefetches."""
@@ -275,7 +270,7 @@ class Supply:
         if victim is not None:
             self._wait(request, Kind.DEMOTE, victim)
         if not request.num_missing:
-            self._launch(request)
+            self._launch(request, None)
         elif request.kind is not Kind.EXPERT:
             self._requests[request.key] = request
 
@@ -283,14 +278,14 @@ class Supply:
         self._waiting.setdefault((what, key), []).append(request)
         request.num_missing += 1
 
-    def _launch(self, request: _Request) -> None:
+    def _launch(self, request: _Request, held_by: Kind | None) -> None:
         if request.kind is Kind.EXPERT:
             self._reports.at_host(request.key)
             return
         self._requests.pop(request.key, None)
-        link, issued_ns = self.link_of(request.key), self._clock.now + self._hardware.issue_ns
+        link = self.link_of(request.key)
         queue = link.demand if request.awaited else link.background
-        queue(request.key, request.kind, issued_ns)
+        queue(request.key, request.kind, self._issue(), held_by)
 
     def _host_starts(self, copy: Copy) -> int:
         self._offloader.on_host_started(copy.key)
@@ -309,4 +304,4 @@ class Supply:
             for request in self._waiting.pop((what, copy.key), ()):
                 request.num_missing -= 1
                 if not request.num_missing:
-                    self._launch(request)
+                    self._launch(request, copy.kind)

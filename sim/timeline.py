@@ -15,6 +15,7 @@ event objects; tests/test_timeline_steps.py fails if SimPy changes that seam.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from itertools import pairwise
 from typing import Any, Protocol
 
 import simpy
@@ -121,15 +122,9 @@ class Timeline:
             self._schedule_wake,
         )
         self._wake = (Event(), PLAN, 0)
-        homes, hop_ns = hardware.home_of_layer, hardware.hop_ns
-        self._hops_ns = (
-            [
-                hop_ns * (home != before)
-                for before, home in zip([homes[-1], *homes], homes, strict=False)
-            ]
-            if homes
-            else []
-        )
+        homes, hop_ns = hardware.home_of_layer or (0,), hardware.hop_ns
+        # Attention of a layer follows that of the layer before; the head is on the first one's GPU.
+        self._hops_ns = [hop_ns * (a != b) for a, b in pairwise([homes[0], *homes, homes[0]])]
 
     def _build_shares(self) -> Shares | None:
         hardware = self._hardware
@@ -189,21 +184,30 @@ class Timeline:
         clock, layer, info = self._clock, self._layer, step.info
         attention = info.num_tokens, info.kv_tokens, info.attention_pairs
         dense_ns = self._costs.dense_ns(*attention)
-        hops_ns = self._hops_ns
+        hops_ns, is_split = self._hops_ns, len(layer.kernels.gpus) > 1
         for routing in self._workload.routings(step):
-            hop_ns = hops_ns[routing.layer] if hops_ns else 0
+            hop_ns = hops_ns[routing.layer] if is_split else 0
             if layer.is_quiet:
                 clock.jump(max(layer.settle(), clock.now) + dense_ns)
             else:
                 yield self._after_layer(dense_ns + hop_ns, PLAN)
-            layer.close(dense_ns, hop_ns)
+            self._close(info, routing.layer, dense_ns, hop_ns)
             self._plan_layer(info, routing, dense_ns)
         last_ns = self._costs.step_ns(info.num_tokens, info.num_outputs, *attention[1:])
-        yield self._after_layer(last_ns, COMPUTE_ENDED)
-        layer.close(last_ns)
+        hop_ns = hops_ns[-1] if is_split else 0
+        yield self._after_layer(last_ns + hop_ns, COMPUTE_ENDED)
+        self._close(info, -1, last_ns, hop_ns)
         layer.kernels.gpus[0].total_busy_ns += last_ns
         if self._log is not None:
             self._log.layer(info, Kind.STEP, 0, -1, clock.now - last_ns, clock.now)
+
+    def _close(self, info: StepInfo, layer: int, extra_ns: int, hop_ns: int) -> None:
+        """Account for the layer under way, and the GPU work and the hop before it that came after it."""
+        self._layer.close(extra_ns, hop_ns)
+        if self._log is not None and hop_ns:
+            end_ns, kernels = self._clock.now - extra_ns, self._layer.kernels
+            to_gpu = kernels.home(layer).index if layer >= 0 else 0
+            self._log.handover(info, Kind.HOP, to_gpu, layer, end_ns - hop_ns, end_ns)
 
     def _plan_layer(self, info: StepInfo, routing: LayerRouting, dense_ns: int) -> None:
         """Plan the layer whose attention and router have just ended, and begin to carry it out."""
@@ -244,7 +248,7 @@ class Timeline:
             held_bytes = info.held_kv_tokens * self._hardware.kv_bytes_per_token
             self._log.count(now_ns, Counter.KV_BYTES, 0, held_bytes)
         if shrink is not None:
-            self._counter.add_given_up(shrink.evicts)
+            self._counter.add_given_up(shrink.evicts, shrink.cancels)
             self._counter.add_demotions(shrink.demotes)
             self._layer.supply.cancel(shrink.cancels)
             self._layer.supply.demote(shrink.demotes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Any
 
 import numpy as np
@@ -222,11 +222,17 @@ def split_layers(
     """
     num_tokens, num_layers, top_k = ids.shape
     offsets = _first_keys(num_layers, num_experts)
-    if num_tokens == 1 and not (ids == NO_EXPERT).any():
+    if num_tokens == 1:
+        rows = (ids[0] + offsets).tolist()
+        used = ids[0] != NO_EXPERT
+        if not used.all():
+            rows = [
+                list(compress(row, mask)) for row, mask in zip(rows, used.tolist(), strict=True)
+            ]
         ones = (1,) * top_k
         return [
-            LayerRouting(layer, keys, ones, ids, weights)
-            for layer, keys in enumerate((ids[0] + offsets).tolist())
+            LayerRouting(layer, keys, ones[: len(keys)], ids, weights)
+            for layer, keys in enumerate(rows)
         ]
     counts = np.zeros(num_layers * num_experts, dtype=np.int64)
     for first in range(0, num_tokens, _BLOCK_TOKENS):  # so that a long prompt takes little memory
