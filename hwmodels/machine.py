@@ -80,6 +80,10 @@ class Machine:
         if parts.get("link") and not parts.get("gpu"):
             rule = "must be left out, or null, where there is no gpu"
             raise figure_error(name, "link", parts["link"].name, rule)
+        gpu, cpu = parts.get("gpu"), parts["cpu"]
+        if gpu and not parts.get("link") and gpu.memory_bytes != cpu.memory_bytes:
+            rule = f"must be cpu.memory_bytes = {cpu.memory_bytes} without a link: it is the same memory"
+            raise figure_error(name, "gpu.memory_bytes", gpu.memory_bytes, rule)
         return cls(name=title, sources=_read_sources(mapping, name), **parts)
 
     @property

@@ -12,7 +12,7 @@ from zlib import crc32
 
 import numpy as np
 
-from sim.settings import did_you_mean
+from sim.settings import did_you_mean, shortened
 from sim.types import ConfigError
 
 CLOSED, POISSON = "closed", "poisson"
@@ -111,7 +111,9 @@ def recorded_ns(path: str, num_requests: int) -> list[int]:
         )
     times_ns: list[int] = []
     for line, text in _cells(path, file):
-        times_ns.append(_to_ns(f"{path}: line {line}: {COLUMN} = {text}", text, times_ns))
+        times_ns.append(
+            _to_ns(f"{path}: line {line}: {COLUMN} = {shortened(text)}", text, times_ns)
+        )
         if len(times_ns) == num_requests:
             return times_ns
     raise ConfigError(
@@ -123,7 +125,7 @@ def recorded_ns(path: str, num_requests: int) -> list[int]:
 def _cells(path: str, file: Path) -> Iterator[tuple[int, str]]:
     """Yield (number of the line, text of its arrival time)."""
     try:
-        with file.open(newline="", encoding="utf-8") as opened:
+        with file.open(newline="", encoding="utf-8-sig") as opened:
             reader = csv.reader(opened)
             place = None
             for row in reader:
@@ -148,7 +150,7 @@ def _place(where: str, first: list[str]) -> int:
     if len(names) == 1 and _number(names[0]) is not None:
         return 0
     raise ConfigError(
-        f"{where}: {', '.join(names)}: must be one number of seconds, or column names, "
+        f"{where}: {shortened(', '.join(names))}: must be one number of seconds, or column names, "
         f"one of them {COLUMN!r}"
     )
 

@@ -146,6 +146,11 @@ def _joint(
     total = settings["joint_bytes"]
     if total is None:
         return None
+    for other in ("bytes", "kv_bytes"):
+        if settings[other] is not None:
+            raise ConfigError(
+                f"cache.{other} = {settings[other]}: must be null with cache.joint_bytes, which both share"
+            )
     slots = max(pools.event_slots(workload.trace.meta.top_k), settings["prefetch_limit"])
     least = tuple(
         min(slots, count) * size
@@ -197,24 +202,30 @@ def _host_bytes(
     """Return what experts may take of host memory; None if it holds all of them, or is the cache itself."""
     machine, every = costs.machine, sum(pools.all_bytes)
     if machine.kind != "discrete":
+        if settings["host_bytes"] is not None:
+            raise ConfigError(
+                f"cache.host_bytes = {settings['host_bytes']}: must be null on a {machine.kind} machine "
+                f"({machine.name}), whose one memory holds the cache itself"
+            )
         if cache_bytes < every:
-            _check_storage(machine, every, "cache.ratio below 1")
+            _check_storage(machine, every, f"the cache holds {cache_bytes / GB:.4g}")
         return None
     asked, share = settings["host_bytes"], int(_HOST_SHARE * machine.cpu.memory_bytes)
     if asked is None:
         if every <= machine.cpu.memory_bytes:
             return None
         asked = share
+        why = f"machine.cpu.memory_bytes holds {machine.cpu.memory_bytes / GB:.4g}"
     elif asked > machine.cpu.memory_bytes:
         raise ConfigError(
             f"cache.host_bytes = {asked}: must be <= machine.cpu.memory_bytes = "
             f"{machine.cpu.memory_bytes} ({machine.cpu.name})"
         )
+    else:
+        why = f"cache.host_bytes holds {asked / GB:.4g}"
     if asked >= every:
         return None
-    _check_storage(
-        machine, every, f"{every / GB:.2f} GB of experts, more than host memory has for them"
-    )
+    _check_storage(machine, every, why)
     least = pools.least_host_bytes(settings["prefetch_limit"], costs.engine.exclusive_host)
     if asked < least:
         raise ConfigError(
@@ -227,8 +238,8 @@ def _check_storage(machine: Machine, every: int, why: str) -> None:
     storage = machine.storage
     if storage is None:
         raise ConfigError(
-            f"machine.storage: missing, must be given with {why}; or lower model.expert_bits, "
-            f"machine.cpu.memory_bytes = {machine.cpu.memory_bytes} ({machine.cpu.name})"
+            f"machine.storage: missing, must be given where not all experts are in memory: {why} of "
+            f"{every / GB:.4g} GB (machine {machine.name})"
         )
     if storage.capacity_bytes < every:
         raise ConfigError(
@@ -256,10 +267,11 @@ def _check_fits(budget: Budget, machine: Machine) -> None:
         "staging": budget.staging_bytes,
         "experts and KV cache" if budget.joint else "expert cache": budget.cache_bytes,
     }
-    listed = " + ".join(f"{name} {size / GB:.2f}" for name, size in parts.items())
+    listed = " + ".join(f"{name} {size / GB:.4g}" for name, size in parts.items())
     several = f" on one of {len(needed)} GPUs, in all" if len(needed) > 1 else ""
     where = "machine.gpu" if machine.gpu is not None else "machine.cpu"
     raise ConfigError(
         f"{where}.memory_bytes = {device.memory_bytes} ({device.name}): must hold "
-        f"{max(needed) / GB:.2f} GB{several} ({listed} GB); lower cache.ratio or workload.batch_size"
+        f"{max(needed) / GB:.4g} GB{several} ({listed} GB); lower {budget.asked.partition(' = ')[0]}"
+        f"{'' if budget.joint else ', cache.kv_bytes'} or workload.batch_size"
     )

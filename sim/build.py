@@ -96,6 +96,10 @@ def _check_roles(
             f"policy/{name}: placement: a {kind} machine ({costs.machine.name}) has one memory, so that a "
             "missing expert can only be loaded; must be left out"
         )
+    if costs.engine.storage_access == "page_cache" and costs.machine.storage is None:
+        raise ConfigError(
+            f"engine.storage_access = page_cache: machine {costs.machine.name} has no storage; must be direct"
+        )
     if policies.host is not None and costs.engine.storage_access == "page_cache":
         raise ConfigError(
             f"policy/{name}: host: the operating system rules the page cache; must be left out with "
@@ -134,6 +138,9 @@ def _hardware(costs: CostModel, policies: PolicySet, budget: Budget) -> Hardware
     return hardware_of(costs, budget.pools.layout, meets, reads_storage)
 
 
+_PARTS = ("gpu", "link", "cpu", "storage")
+
+
 def _estimate(config: Mapping[str, Any], truth: CostModel) -> CostModel:
     """Return the costs that policies believe in: the truth, but for the figures in ``estimate``."""
     believed = config["estimate"]
@@ -141,10 +148,15 @@ def _estimate(config: Mapping[str, Any], truth: CostModel) -> CostModel:
         return truth
     mapping: dict[str, Any] = dict(config["machine"])
     for part, figures in believed.items():
-        if not isinstance(figures, Mapping) or not isinstance(mapping.get(part), Mapping):
+        if part in _PARTS and not mapping.get(part):
             raise ConfigError(
-                f"estimate.{part} = {figures}: must be figures of gpu, link, cpu or storage"
-                f"{did_you_mean(str(part), ('gpu', 'link', 'cpu', 'storage'))}"
+                f"estimate.{part} = {figures}: machine {config['machine']['name']} has no {part}"
+            )
+        if not isinstance(figures, Mapping) or part not in _PARTS:
+            hint = did_you_mean(str(part), _PARTS) if part not in _PARTS else ""
+            raise ConfigError(
+                f"estimate.{part} = {figures}: must be figures of {', '.join(_PARTS[:-1])} or {_PARTS[-1]}"
+                f"{hint}"
             )
         mapping[part] = {**mapping[part], **figures}
     believed_machine = _as_read(Machine.from_mapping(mapping, "estimate"), truth.engine)

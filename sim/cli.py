@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -19,6 +22,15 @@ _COMMANDS = {
 def main(arguments: list[str] | None = None) -> int:
     """Run a subcommand and return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    for name in (
+        "stdout",
+        "stderr",
+    ):  # closed by the caller, as with `2>&-`: nobody wants to read it
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # open to the end
+    for sign in ("SIGTERM", "SIGHUP"):  # as Ctrl-C: what is unfinished is taken away
+        if hasattr(signal, sign):
+            signal.signal(getattr(signal, sign), signal.default_int_handler)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
         return 0
@@ -42,6 +54,11 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as in `greenroom ... | head`
         sys.stderr.close()
         return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"greenroom: error: {error.strerror}", file=sys.stderr)
+        return 2
 
 
 def _help() -> str:

@@ -37,7 +37,7 @@ def find_flows(rows: Rows, chunks: int = 1) -> Iterator[tuple[int, int]]:
 def _roles(rows: Rows) -> tuple[NDArray[np.bool_], ...]:
     """Return which rows are reads, copies to the GPU, kernels of experts, and users of what was read."""
     kind, lane = rows[:, _KIND], rows[:, _LANE]
-    copies = np.isin(kind, _ARRIVALS) & (lane == Lane.H2D)
+    copies = np.isin(kind, _ARRIVALS)  # over a link, or from storage where there is none
     experts = kind == Kind.EXPERT
     return kind == Kind.READ, copies, experts & (lane == Lane.GPU), copies | experts
 

@@ -14,7 +14,8 @@ class HostTier:
     """The experts in host memory; all of them are also on storage.
 
     Inclusive: an expert on the GPU stays in host memory too. Exclusive: it leaves when it has arrived on
-    the GPU and comes back, over the link, when the GPU drops it.
+    the GPU and comes back, over the link, when the GPU drops it, unless those already on their way back
+    fill half of the memory: then it is only on storage until it is read again.
 
     Parameters
     ----------
@@ -44,6 +45,7 @@ class HostTier:
         self._cache = cache
         self._gpu = gpu
         self._room = Room(residency, view, self._evictable)
+        self._returning: set[int] = set()
 
     def fill(self) -> None:
         """Begin with full memory: the policy's own choice, then experts by index, a layer in turn.
@@ -88,10 +90,21 @@ class HostTier:
 
     def take_back(self, keys: Iterable[int], evicts: list[int]) -> list[int]:
         """Return which of the experts that the GPU drops must be copied back, room made for them."""
-        returning = [key for key in keys if self.residency.state[key] == ABSENT]
-        for key in returning:
-            self._room.force(key, self._cache, evicts)
-        return returning
+        residency, taken = self.residency, []
+        on_way_bytes = sum(map(residency.expert_bytes, self._returning))
+        for key in keys:
+            on_way_bytes += residency.expert_bytes(key)
+            if on_way_bytes > residency.capacity_bytes[0] // 2:
+                break
+            if residency.state[key] == ABSENT:
+                self._room.force(key, self._cache, evicts)
+                taken.append(key)
+        self._returning.update(taken)
+        return taken
+
+    def arrived(self, keys: Iterable[int]) -> None:
+        """Learn that experts that were read, or have come back, are in host memory."""
+        self._returning.difference_update(keys)
 
     def hand_over(self, keys: Iterable[int]) -> None:
         """Drop experts that have arrived on the GPU, where memory is exclusive."""

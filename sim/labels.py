@@ -8,8 +8,9 @@ from typing import Any
 Row = Mapping[str, Any]
 
 CHOICES = ("trace", "model", "machine", "engine", "batch_size")
-_SHOWN = {*CHOICES, "policy", "cache.ratio", "cache.bytes", "workload.batch_size"}
-"""What has a column of its own."""
+_SIZES = {"cache.ratio", "cache.bytes", "cache.joint_bytes"}
+_SHOWN = {*CHOICES, *_SIZES, "policy", "workload.batch_size"}
+"""What has a column of its own; the sizes of the cache share one."""
 
 
 def varying(rows: Sequence[Row]) -> list[str]:
@@ -24,9 +25,8 @@ def varying(rows: Sequence[Row]) -> list[str]:
 
 def value(row: Row, field: str) -> str:
     """Return a field of a row as text; the value of an override where it is no column."""
-    if field in row:
-        return str(row[field])
-    return str(row.get("overrides", {}).get(field, "-"))
+    found = row[field] if field in row else row.get("overrides", {}).get(field, "-")
+    return f"{found:g}" if isinstance(found, float) else str(found)
 
 
 def names(rows: Sequence[Row]) -> list[str]:

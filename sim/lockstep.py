@@ -20,7 +20,8 @@ def run_lockstep(
         if shrink is not None:
             counter.add_given_up(shrink.evicts, shrink.cancels)
             counter.add_demotions(shrink.demotes)
-            offloader.on_host_arrived_at_once(shrink.demotes)
+            if shrink.demotes:
+                offloader.on_host_arrived_at_once(shrink.demotes)
         for routing in workload.routings(step):
             plan = offloader.plan_layer(routing, 0)
             counter.add(plan)

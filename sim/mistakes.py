@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import sys
 import traceback
@@ -13,7 +14,7 @@ from sim.settings import did_you_mean
 from sim.types import ConfigError
 from traces.schema import TraceError
 
-_GROUPS = ("trace", "model", "machine", "policy")
+_GROUPS = ("trace", "model", "machine", "engine", "policy")
 
 
 def explain(error: Exception) -> str | None:
@@ -25,6 +26,8 @@ def explain(error: Exception) -> str | None:
         return hydra_line
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"the results cannot be written: {error.strerror}"
     if _raised_by_hydra(error):
         return _one_line(str(error))
     return _explain_file(error)

@@ -201,11 +201,13 @@ class Offloader:
         """Report that ``key`` is in host memory."""
         assert self.host is not None
         self.host.residency.complete(key)
+        self.host.arrived((key,))
 
     def on_host_arrived_at_once(self, keys: Sequence[int]) -> None:
         """Report arrivals in host memory that took no time."""
         assert self.host is not None
         self.host.residency.complete_at_once(keys)
+        self.host.arrived(keys)
 
     def end_layer(self, plan: LayerPlan) -> Sequence[Admission]:
         """End the event: unpin, and let staged experts stay where the policy admits after the event.

@@ -67,9 +67,12 @@ def write_run_timeline(folder: Path, config: Mapping[str, Any], summary: dict[st
 
 
 def check_window(config: Mapping[str, Any], num_steps: int | None) -> None:
-    """Raise ConfigError if a run of ``num_steps`` (None: not known yet) never reaches its window."""
+    """Raise ConfigError if a run of ``num_steps`` never reaches its window.
+
+    None: the number is not known yet; 0: every request is refused, which the run itself tells.
+    """
     steps = config["output"]["perfetto"]
-    if steps is not None and num_steps is not None and steps[0] >= num_steps:
+    if steps is not None and num_steps and steps[0] >= num_steps:
         raise _no_such_steps(steps, num_steps)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hwmodels.cost import CostModel
+from sim.types import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,14 @@ class Layout:
         """Return how an engine splits a model: by ``expert`` (taking turns) or by ``layer`` (in blocks)."""
         if num_gpus == 1:
             return cls()
+        most, what = (
+            (num_experts, "experts a layer") if split == "expert" else (num_layers, "layers")
+        )
+        if num_gpus > most:
+            raise ConfigError(
+                f"machine.gpu.count = {num_gpus}: must be <= {most}, the {what} that engine.split = "
+                f"{split} deals out"
+            )
         layers, experts = range(num_layers), range(num_experts)
         if split == "expert":
             turns = tuple(expert % num_gpus for _ in layers for expert in experts)

@@ -132,7 +132,7 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
     ),
     "hit rate": lambda row: _share(row["hit_rate"]),
     "to Belady": _gap,
-    "GB moved": lambda row: f"{row['h2d_bytes'] / 1e9:.1f}",
+    "GB moved": lambda row: f"{(row['h2d_bytes'] or row['read_bytes']) / 1e9:.1f}",
     "GPU": lambda row: _share(row["gpu_share"]),
     "link stall": lambda row: _share(row["link_stall_share"]),
     "CPU stall": lambda row: _share(row["cpu_stall_share"]),
@@ -169,8 +169,8 @@ _DISPENSABLE = (
 )
 """Columns to leave out where there is no room, the first first."""
 _LEGEND = (
-    "hit rate: experts found on the GPU / experts used, by (step, layer). to Belady: how many more the "
-    "optimum of the same size has. GB moved: host to GPU."
+    "hit rate: experts found where they compute / experts used, by (step, layer). to Belady: how many "
+    "more the optimum of the same size has. GB moved: to there."
 )
 
 

@@ -34,6 +34,7 @@ REQUESTS = "requests.parquet"
 EVENTS = "events.parquet"
 COUNTERS = "counters.parquet"
 
+_UNFINISHED = ".tmp-"
 _EVENT_ROWS = 1 << 16  # a Parquet writer holds some kilobytes a block until the end: few and large
 
 
@@ -130,7 +131,7 @@ class _Files:
         """Write what still waits, take away what an earlier run left, and give the files their names."""
         for table in self._tables:
             table.close()
-        for name in (SUMMARY, ERROR, EVENTS, COUNTERS):
+        for name in (SUMMARY, ERROR, CONFIG, EVENTS, COUNTERS):
             (self._folder / name).unlink(missing_ok=True)
         for file in self._files:
             file.publish()
@@ -153,6 +154,7 @@ def streamed_tables(
 
     The files take their names, and those of an earlier run vanish, only when the block ends well.
     """
+    _clear_leftovers(folder)
     files = _Files(folder, provenance)
     try:
         phase, outcome = {"phase": Phase}, {"outcome": Outcome}
@@ -205,8 +207,26 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def _partial(path: Path) -> Path:
-    """Return the name of a file that is not whole yet."""
-    return path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    """Return the name of a file that is not whole yet: it tells which process writes it."""
+    return path.with_name(f"{_UNFINISHED}{os.getpid()}-{path.name}")
+
+
+def _clear_leftovers(folder: Path) -> None:
+    """Take away what a killed process left unfinished."""
+    for file in folder.glob(f"{_UNFINISHED}*"):
+        number = file.name.removeprefix(_UNFINISHED).partition("-")[0]
+        if number.isdigit() and not _is_alive(int(number)):
+            file.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is somebody else's
+        return True
+    return True
 
 
 def write_text(path: Path, text: str) -> None:

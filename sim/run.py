@@ -66,7 +66,7 @@ def run(config: DictConfig) -> float | None:
         from sim.report import print_run
 
         print_run(summary, folder)
-    return float(summary["tokens_per_s"])
+    return float(summary["tokens_per_s"] or 0.0)
 
 
 def main(arguments: list[str]) -> int:

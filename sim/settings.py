@@ -11,6 +11,11 @@ from sim.types import ConfigError
 Rule = tuple[Callable[[Any], bool], str]
 
 
+_LARGEST_COUNT = 10**9
+_LARGEST_BYTES = 10**18
+_LONGEST_SHOWN = 80
+
+
 def is_whole(value: Any) -> bool:
     """Tell whether a value is a whole number (a bool is none)."""
     return isinstance(value, int) and not isinstance(value, bool)
@@ -29,7 +34,11 @@ def _is_window(value: Any) -> bool:
 
 
 def _is_length(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(is_whole(n) and n > 0 for n in value)
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(is_whole(n) and 0 < n <= _LARGEST_COUNT for n in value)
+    )
 
 
 def _is_positive(value: Any) -> bool:
@@ -42,7 +51,10 @@ def _is_text(value: Any) -> bool:
 
 
 def _at_least(least: int) -> Rule:
-    return (lambda value: is_whole(value) and value >= least, f"must be a whole number >= {least}")
+    def is_good(value: Any) -> bool:
+        return is_whole(value) and least <= value <= _LARGEST_COUNT
+
+    return is_good, f"must be a whole number >= {least}, at most {_LARGEST_COUNT}"
 
 
 def _bytes(least: int) -> Rule:
@@ -50,9 +62,9 @@ def _bytes(least: int) -> Rule:
 
     def is_good(value: Any) -> bool:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and least <= value < float("inf") and value == int(value)
+        return is_number and least <= value <= _LARGEST_BYTES and value == int(value)
 
-    return is_good, f"must be a whole number of bytes >= {least}"
+    return is_good, f"must be a whole number of bytes >= {least}, at most 1e18"
 
 
 def _or_null(rule: Rule) -> Rule:
@@ -139,7 +151,12 @@ def _check_keys(found: Mapping[str, Any], known: Mapping[str, Any], prefix: str)
 def _check(field: str, value: Any, rule: Rule) -> None:
     is_good, words = rule
     if not is_good(value):
-        raise ConfigError(f"{field} = {value}: {words}")
+        raise ConfigError(f"{field} = {shortened(str(value))}: {words}")
+
+
+def shortened(text: str) -> str:
+    """Return a text that fits a message: a long one loses its end."""
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
 
 
 def did_you_mean(name: str, known: Any) -> str:

@@ -68,9 +68,14 @@ def _metrics(
     """Return the columns that say what came of a run."""
     metrics = totals.summary()
     metrics |= totals.utilisation(tables, scenario.machine.cpu.dram_bytes_per_s)
+    if scenario.machine.kind != "discrete":  # one memory: what is loaded comes from storage
+        metrics["reads"] = metrics["loads"] + metrics["bypasses"] + metrics["prefetches"]
+        metrics["read_bytes"], metrics["h2d_bytes"] = metrics["h2d_bytes"], 0
     metrics["wasted_prefetch_bytes"] = scenario.offloader.wasted_prefetch_bytes
     metrics["stages"] = scenario.offloader.view.stage
     bound, notes = None, _notes(scenario)
+    if not metrics["steps"]:
+        notes.append("every request was refused: none fits in what KV cache may take")
     if config["output"]["belady"] and scenario.workload.is_open:
         notes.append("no distance to Belady, for with open arrivals the steps depend on the clock")
     elif config["output"]["belady"]:
@@ -86,6 +91,8 @@ def _notes(scenario: Scenario) -> list[str]:
     policies, notes = scenario.offloader.policies, []
     if scenario.calibration_overlaps:
         notes.append("calibration saw requests of the workload; calibrated policies look too good")
+    if scenario.costs.engine.exclusive_host and policies.host is None:
+        notes.append("engine.exclusive_host changes nothing: no expert has to wait on storage")
     if policies.lossy:
         notes.append("this policy changes the model's answer")
     if scenario.workload.made_note:

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from sim.types import ConfigError, Phase
 from traces.schema import Trace
 
+_MOST_TOKENS = 10**8
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -92,6 +94,7 @@ class Tiling:
 
     def apply(self, requests: Sequence[Request]) -> list[Request]:
         """Return the requests of the run; those made from one that gives several are numbered anew."""
+        self._check_total(requests)
         made = [piece for request in requests for piece in self._pieces(request)] * self.repeat
         if len(made) == len(requests):
             return made
@@ -113,6 +116,21 @@ class Tiling:
         if self.repeat > 1:
             words.append(f"the list of requests runs {self.repeat} times over")
         return "; ".join(words)
+
+    def _check_total(self, requests: Sequence[Request]) -> None:
+        """Refuse work that no machine could hold the list of, before it is made."""
+        rows = [
+            max(len(r.rows), self._num_rows()) if self.length else len(r.rows) for r in requests
+        ]
+        total = sum(rows) * self.repeat
+        if total > _MOST_TOKENS:
+            field = "length" if self.length else "repeat"
+            shown = list(self.length) if self.length else self.repeat
+            raise ConfigError(
+                f"workload.{field} = {shown}: makes {total} tokens of {len(requests)} requests, run "
+                f"{self.repeat} times: must be at most {_MOST_TOKENS}; lower it, or take fewer "
+                "workload.requests"
+            )
 
     def _num_rows(self) -> int:
         """Return the rows of a request of ``length``: its last output token has none."""

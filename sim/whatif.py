@@ -123,12 +123,13 @@ def _quiet(config: Mapping[str, Any]) -> Config:
 def _difference(config: Mapping[str, Any], changed: Mapping[str, Any]) -> str:
     """Return the settings in which a variant differs from the run as it is, but for its output."""
     before, after = flatten(config), flatten(changed)
+    gone = [f"~{key}" for key in before if key not in after]
     pairs = [
         f"{key}={value if isinstance(value, str) else json.dumps(value)}"
         for key, value in after.items()
         if value != before.get(key) and not key.startswith("output.")
     ]
-    return " ".join(pairs)
+    return " ".join([*gone, *pairs])
 
 
 def _ratio(value: float | None, base: float | None) -> float | None:
@@ -214,6 +215,8 @@ def _pinned(config: Config, base: Row) -> str | None:
     link = config["machine"].get("link")
     if not link:
         return "the machine has no link"
+    if config["engine"]["storage_access"] == "page_cache":
+        return "what lies in the page cache cannot be pinned"
     if link["pinned"]:
         return "it is pinned already"
     link["pinned"] = True
@@ -269,6 +272,8 @@ def _all_resident(config: Config, base: Row) -> str | None:
     below = machine.get("storage") or {}
     device = machine.get("gpu") or machine["cpu"]
     device["memory_bytes"] += max(machine["cpu"]["memory_bytes"], below.get("capacity_bytes", 0))
+    if not machine.get("link"):  # one memory
+        machine["cpu"]["memory_bytes"] = device["memory_bytes"]
     config["cache"] |= {"ratio": 1.0, "bytes": None, "joint_bytes": None}
     config["policy"]["cache"] = {"_target_": "sim.policies.classic.Static"}
     return None

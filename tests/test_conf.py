@@ -48,8 +48,14 @@ def test_every_experiment_composes(experiment: str) -> None:
         ),
         ("cache.ratio=1.5", "cache.ratio = 1.5: must be a number in [0, 1]"),
         ("cache.ratio=half", "cache.ratio = half: must be a number in [0, 1]"),
-        ("cache.bytes=-1", "cache.bytes = -1: must be a whole number of bytes >= 0, or null"),
-        ("cache.staging_slots=0", "cache.staging_slots = 0: must be a whole number >= 1, or null"),
+        (
+            "cache.bytes=-1",
+            "cache.bytes = -1: must be a whole number of bytes >= 0, at most 1e18, or null",
+        ),
+        (
+            "cache.staging_slots=0",
+            "cache.staging_slots = 0: must be a whole number >= 1, at most 1000000000, or null",
+        ),
         ("cache.prefetch_limit=-1", "cache.prefetch_limit = -1: must be a whole number >= 0"),
         ("workload.batch_size=0", "workload.batch_size = 0: must be a whole number >= 1"),
         ("workload.batch_size=true", "workload.batch_size = True: must be a whole number >= 1"),
@@ -94,7 +100,10 @@ def test_every_experiment_composes(experiment: str) -> None:
         ("machine.cpu.memory_bytes=5e8 machine.storage=null", "machine.storage: missing, must be"),
         ("machine.storage.capacity_bytes=1 cache.host_bytes=4e8", "machine.storage.capacity_bytes"),
         ("cache.host_bytes=4e12", "cache.host_bytes = 4000000000000: must be <= machine.cpu"),
-        ("cache.bytes=1.5", "cache.bytes = 1.5: must be a whole number of bytes >= 0, or null"),
+        (
+            "cache.bytes=1.5",
+            "cache.bytes = 1.5: must be a whole number of bytes >= 0, at most 1e18, or null",
+        ),
         ("cache.kv_bytes=1", "cache.kv_bytes = 1: must hold at least one token"),
         ("cache.joint_bytes=1000", "cache.joint_bytes = 1000: must hold"),
         ("machine=phone_sd8gen3 policy=fiddler", "policy/fiddler: placement: a cpu_only machine"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hwmodels.errors import HardwareError
 from hwmodels.machine import CPU, GPU, TRUST_CLASSES, Link, Machine, Storage
 from hwmodels.model_shape import ModelShape
 from tests.configs import options
@@ -111,10 +112,12 @@ def test_a_cpu_alone_is_its_own_device() -> None:
 
 
 def test_parts_may_be_left_out() -> None:
-    given = read("machine", "rtx4090")
+    whole = read("machine", "rtx4090")
+    whole["gpu"]["memory_bytes"] = whole["cpu"]["memory_bytes"]  # without a link it is the same
+    given = dict(whole)
     for part in ("storage", "link", "gpu"):
         del given[part]  # their sources may stay
-        nothing = {**read("machine", "rtx4090"), **dict.fromkeys(set(PARTS) - set(given))}
+        nothing = {**whole, **dict.fromkeys(set(PARTS) - set(given))}
         assert Machine.from_mapping(given) == Machine.from_mapping(nothing)
     assert Machine.from_mapping(given).kind == "cpu_only"
 
@@ -163,3 +166,9 @@ def test_the_tiny_model_is_the_bundled_checkpoint() -> None:
     assert {key: config[key] for key in fields} == fields
     assert config["dtype"] == "bfloat16"
     assert shape.expert_bits == 16
+
+
+def test_without_a_link_there_is_one_memory() -> None:
+    given = {**read("machine", "rtx4090"), "link": None}
+    with pytest.raises(HardwareError, match=r"must be cpu\.memory_bytes = 103079215104 without"):
+        Machine.from_mapping(given)

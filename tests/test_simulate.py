@@ -116,3 +116,33 @@ def test_recorded_arrivals_are_kept_to_and_belong_to_the_digest(
 def test_a_timeline_window_beyond_the_run_is_refused_before_it_runs(small_trace_file: Path) -> None:
     with pytest.raises(ConfigError, match=r"output.perfetto = \[5000, null\]"):
         run(small_trace_file, "output.perfetto=[5000,null]")
+
+
+def test_a_budget_that_kv_shares_has_a_bound_too(small_trace_file: Path) -> None:
+    summary, _ = run(small_trace_file, "cache.joint_bytes=3.05e8", "workload.batch_size=4")
+    assert summary["evictions"] > 0
+    assert summary["belady_gap"] > 0.0
+
+
+def test_a_run_whose_requests_never_fit_says_so(small_trace_file: Path, tmp_path: Path) -> None:
+    summary, _ = run(small_trace_file, "workload.kv_limit_tokens=1", folder=tmp_path)
+    assert (summary["steps"], summary["tokens_per_s"]) == (0, None)
+    assert summary["refused"] == summary["requests"] > 0
+    assert any("every request was refused" in note for note in summary["notes"])
+
+
+def test_what_a_machine_of_one_memory_loads_is_read_from_storage(small_trace_file: Path) -> None:
+    summary, _ = run(small_trace_file, "machine=phone_sd8gen3")
+    assert summary["reads"] == summary["loads"] + summary["bypasses"] > 0
+    assert (summary["h2d_bytes"], summary["read_bytes"]) == (0, summary["demand_bytes"])
+    assert summary["storage_stall_share"] > 0 == summary["link_stall_share"]
+
+
+def test_a_killed_run_is_cleared_away_by_the_next_one(
+    small_trace_file: Path, tmp_path: Path
+) -> None:
+    dead, mine = tmp_path / ".tmp-999999999-steps.parquet", tmp_path / ".tmp-1-steps.parquet"
+    dead.touch()
+    mine.touch()  # of a process that lives
+    run(small_trace_file, folder=tmp_path)
+    assert (dead.exists(), mine.exists()) == (False, True)

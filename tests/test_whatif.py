@@ -43,7 +43,7 @@ def config(trace: Path | str = "trace", **machine: Any) -> dict[str, Any]:
     return {
         "trace": {"path": str(trace)},
         "machine": {**parts, **machine},
-        "engine": {"graph": False, "split": "expert"},
+        "engine": {"graph": False, "split": "expert", "storage_access": "direct"},
         "policy": {"scope": "global", "cache": {"_target_": "LRU"}, "placement": {}},
         "cache": {"ratio": 0.25, "bytes": None, "joint_bytes": None},
         "workload": {"batch_size": 2},
