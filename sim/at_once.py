@@ -27,7 +27,7 @@ class AtOnce:
     @staticmethod
     def suits(hardware: Hardware) -> bool:
         """Tell whether a machine's copies follow each other and each computes when it is there."""
-        ready = hardware.copies_overlap and not hardware.in_order and not hardware.chunk_compute
+        ready = hardware.copies_overlap and not hardware.in_order and not hardware.computes_chunks
         return ready and hardware.num_gpus == 1 and not hardware.staging_ns and not hardware.reading
 
     def may_carry(self, plan: LayerPlan) -> bool:
@@ -37,7 +37,6 @@ class AtOnce:
     def carry(self, step: StepInfo, plan: LayerPlan, now_ns: int) -> int:
         """Carry out a plan's copies and what waits for them; return when the last has been issued."""
         gpu, kernels, layer, issue_ns = self._gpu, self._kernels, plan.routing.layer, self._issue_ns
-        one_ns = kernels.unit_ns[plan.packed][layer] if step.num_tokens == 1 else None
         issued_ns = arrived_ns = now_ns
         if plan.loads:
             count = len(plan.loads)
@@ -46,8 +45,7 @@ class AtOnce:
                 issued_ns += issue_ns
                 if issued_ns > gpu.blamed_ns:
                     gpu.blame(arrived_ns, issued_ns, None, 0, False)
-                cost_ns = kernels.cost_ns(step, plan, (key,)) if one_ns is None else one_ns
-                gpu.run(arrived_ns, cost_ns)
+                gpu.run(arrived_ns, kernels.one_ns(step, plan, key))
             self._offloader.on_loaded_at_once(plan.loads)
         for key in plan.bypasses:
             issued_ns += issue_ns
@@ -55,6 +53,6 @@ class AtOnce:
             arrived_ns = gpu.link.carry_at_once(layer, issued_ns, arrived_ns, slot_ns)
             if issued_ns > gpu.blamed_ns:
                 gpu.blame(arrived_ns, issued_ns, None, 0, False)
-            gpu.run(arrived_ns, kernels.cost_ns(step, plan, (key,)) if one_ns is None else one_ns)
+            gpu.run(arrived_ns, kernels.one_ns(step, plan, key))
             self._staging.ended(key, gpu.free_ns)
         return issued_ns

@@ -58,6 +58,7 @@ class Execution:
         self._log = log
         self._on_known = on_known
         self._gpus = self.kernels.gpus
+        self._one_gpu = len(self._gpus) == 1
         self._staging = Staging(
             len(self._gpus),
             lambda key: self.kernels.gpu_of(key).index,
@@ -91,7 +92,7 @@ class Execution:
         if issue_ns and plan.resident and (plan.loads or plan.bypasses):
             # One thread issues the copies that are waited for first, and then the kernels.
             begin_ns += issue_ns * (len(plan.loads) + len(plan.bypasses))
-        if len(gpus) == 1:
+        if self._one_gpu:
             gpus[0].begin(now_ns, begin_ns)
         else:
             self.kernels.begin(plan.routing.layer, now_ns, begin_ns)
@@ -100,7 +101,9 @@ class Execution:
         if plan.packed:
             self.kernels.pack(step, plan.routing.layer, begin_ns)
         ready = plan.resident if self._gate is None else self._gate.begin(plan)
-        if ready:
+        if ready and self._at_once is not None:  # one GPU, no log
+            gpus[0].run(begin_ns, self.kernels.cost_ns(step, plan, ready))
+        elif ready:
             self._run(plan, ready, begin_ns)
         if plan.on_cpu:
             self._begin_cpu(plan, now_ns)
@@ -119,26 +122,34 @@ class Execution:
     def settle(self) -> int:
         """Return when the layer ends, which is now known; the host thread must be free as well."""
         end_ns = self._gpus[0].free_ns
-        if len(self._gpus) > 1 and self._plan is not None:
+        if not self._one_gpu and self._plan is not None:
             end_ns = self._results_ns()
-        for other_ns in (self._cpu_free_ns, self._copied_ns, self.supply.host_free_ns):
-            if other_ns > end_ns:
-                end_ns = other_ns
+        if self._cpu_free_ns > end_ns:
+            end_ns = self._cpu_free_ns
+        if self._copied_ns > end_ns:
+            end_ns = self._copied_ns
+        if self.supply.host_free_ns > end_ns:
+            end_ns = self.supply.host_free_ns
         self._end_ns = end_ns
         return end_ns
 
-    def close(self, extra_ns: int, hop_ns: int = 0) -> None:
-        """Account for the time since the last plan, of which the last was GPU work and a hop.
+    def close(self, home: int, extra_ns: int, hop_ns: int) -> None:
+        """Account for the time since the last plan, of which the last was work of GPU ``home`` and a hop.
 
         GPU work and waiting, by cause, make up the whole of it; a hop between GPUs is the link's.
         """
         plan = self._plan
+        self._gpus[home].total_busy_ns += extra_ns
         if plan is None:  # before the step's first layer only the host thread can be in the way
             host_ns = max(0, self._end_ns - self._began_ns)
             self._counter.add_time(extra_ns, hop_ns, 0, 0, host_ns)
             return
-        gpu, free_ns = self._gpus[0], self._gpus[0].free_ns
-        if len(self._gpus) > 1:
+        gpu = self._gpus[0]
+        gpu.total_busy_ns += gpu.busy_ns
+        free_ns = gpu.free_ns
+        if not self._one_gpu:
+            for other in self._gpus[1:]:
+                other.total_busy_ns += other.busy_ns
             gpu, free_ns = self.kernels.last(plan.routing.layer), self._results_ns()
         if self._end_ns == free_ns and not gpu.blamed:
             link_ns = free_ns - self._began_ns - gpu.busy_ns
@@ -149,8 +160,6 @@ class Execution:
                 gpu, self._began_ns, ends, self.cpu.last_read_ns, self.cpu.lost_ns
             )
             self._counter.add_time(gpu.busy_ns + extra_ns, link_ns + hop_ns, *causes)
-        for each in self._gpus:
-            each.total_busy_ns += each.busy_ns
         admissions = self._offloader.end_layer(plan)
         if admissions:
             self._counter.add_admissions(admissions)
@@ -212,7 +221,7 @@ class Execution:
         self.num_awaited += self._num_demanded
         if not self._hardware.copies_overlap:  # an engine that waits for all it copies
             self.num_awaited += len(plan.prefetches)
-        if self._hardware.chunk_compute:
+        if self._hardware.computes_chunks:
             for key in plan.late:
                 copy = self.supply.link_of(key).find(key)
                 if copy is not None:
@@ -234,7 +243,7 @@ class Execution:
         now_ns, plan, key = self._clock.now, self._plan, copy.key
         self.other_arrived(copy)
         if not self._whole_copies and not self.supply.link_of(key).is_whole(copy):
-            if self._hardware.chunk_compute:
+            if self._hardware.computes_chunks:
                 self._run_chunk(copy)
             return
         if copy.kind is not Kind.BYPASS:
@@ -259,13 +268,19 @@ class Execution:
 
     def _blame(self, gpu: GPU, copy: Copy) -> None:
         """Say why the GPU has waited for what has just arrived."""
-        now_ns, direct = self._clock.now, not self._hardware.through_host
-        gpu.blame(now_ns, copy.queued_ns, copy.held_by, copy.slowed_ns, direct)
+        causes = copy.queued_ns, copy.held_by, copy.slowed_ns, not self._hardware.through_host
+        gpu.blame(self._clock.now, *causes)
 
     def other_arrived(self, copy: Copy) -> None:
-        """Learn that a read, or a copy back to the host, has ended."""
-        if self._log is not None:
-            self._log_copy(copy)
+        """Record a copy, or a chunk of one; there is nothing else to learn of reads and of copies back."""
+        log, now_ns = self._log, self._clock.now
+        if log is None:
+            return
+        lane = LANE_OF_COPY[copy.kind] if self._hardware.through_host else Lane.STORAGE
+        unit = self.kernels.gpu_of(copy.key).index if lane is not Lane.STORAGE else 0
+        num_bytes = self.supply.chunk_bytes(copy)
+        log.copy(self._step, lane, unit, copy.kind, copy.key, copy.begin_ns, now_ns, num_bytes)
+        log.count(now_ns, Counter.QUEUE, unit, self.supply.link_of(copy.key).queue_length)
 
     def _run(self, plan: LayerPlan, keys: Sequence[int], ready_ns: int) -> None:
         """Run experts that are ready together."""
@@ -277,21 +292,18 @@ class Execution:
 
     def _flush(self, now_ns: int) -> None:
         """Run all that is there, in order or not; one after another, so that each frees its slot in turn."""
-        assert self._gate is not None
-        assert self._plan is not None
-        keys = self._gate.flush()
-        for part in [keys] if self._gate.at_end else [[key] for key in keys]:
-            self._run(self._plan, part, now_ns)
+        gate, plan = self._gate, self._plan
+        assert gate is not None
+        assert plan is not None
+        keys = gate.flush()
+        for part in [keys] if gate.at_end else [[key] for key in keys]:
+            self._run(plan, part, now_ns)
 
     def _run_one(self, plan: LayerPlan, gpu: GPU, copy: Copy) -> None:
         """Run one expert that has just arrived, less what its earlier chunks have run already."""
         step, key, kernels = self._step, copy.key, self.kernels
-        cost_ns = (
-            kernels.unit_ns[plan.packed][copy.layer]
-            if step.num_tokens == 1
-            else kernels.cost_ns(step, plan, (key,))
-        )
-        if self._hardware.chunk_compute:
+        cost_ns = kernels.one_ns(step, plan, key)
+        if self._hardware.computes_chunks:
             cost_ns -= copy.num_run * (cost_ns // self._hardware.chunks)
         kernels.run_share(step, plan, key, self._clock.now, cost_ns)
         if copy.kind is Kind.BYPASS:
@@ -304,17 +316,5 @@ class Execution:
             return
         self._blame(self.kernels.gpu_of(key), copy)
         copy.num_run += 1
-        cost_ns = self.kernels.cost_ns(self._step, plan, (key,)) // self._hardware.chunks
+        cost_ns = self.kernels.one_ns(self._step, plan, key) // self._hardware.chunks
         self.kernels.run_share(self._step, plan, key, self._clock.now, cost_ns)
-
-    def _log_copy(self, copy: Copy) -> None:
-        assert self._log is not None
-        lane = LANE_OF_COPY[copy.kind] if self._hardware.through_host else Lane.STORAGE
-        unit = self.kernels.gpu_of(copy.key).index if lane is not Lane.STORAGE else 0
-        num_bytes = self.supply.chunk_bytes(copy)
-        queued = self.supply.link_of(copy.key).queue_length
-        self._log.count(self._clock.now, Counter.QUEUE, unit, queued)
-        now_ns = self._clock.now
-        self._log.copy(
-            self._step, lane, unit, copy.kind, copy.key, copy.begin_ns, now_ns, num_bytes
-        )

@@ -67,7 +67,7 @@ class Hardware:
     cpu_overlaps      CPU experts run beside the GPU; else after its part of the layer
     in_order          experts compute in the routing's order; else as soon as they are there
     chunks            copies an expert is split into
-    chunk_compute     a chunk's share of the kernels may run when the chunk is there
+    chunk_compute     a chunk's share of the kernels may run when the chunk is there; only over a link
     gpu_of_key        GPU of each expert, [num_keys]; empty: one GPU
     home_of_layer     GPU of each layer's attention, [num_layers]; empty: one GPU
     hop_ns            activations from one GPU to another
@@ -113,6 +113,11 @@ class Hardware:
     def num_gpus(self) -> int:
         """Number of GPUs."""
         return max(self.gpu_of_key, default=0) + 1
+
+    @property
+    def computes_chunks(self) -> bool:
+        """Tell whether kernels run by chunk: reads of storage come in rounds, which are no chunks."""
+        return self.chunk_compute and self.through_host
 
     def node_of(self, expert: int) -> int:
         """Return the NUMA node where an expert lies: they take turns within a layer."""

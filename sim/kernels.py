@@ -41,7 +41,7 @@ class Kernels:
         log: EventLog | None,
     ) -> None:
         self.gpus = [GPU(index) for index in range(hardware.num_gpus)]
-        self.unit_ns = [
+        self._unit_ns = [
             [costs.expert_gpu_ns(layer, 1, packed) for layer in range(num_layers)]
             for packed in (False, True)
         ]
@@ -107,6 +107,15 @@ class Kernels:
         if self._log is not None:
             self._log.expert(plan, step, Lane.GPU, gpu.index, key, start_ns, gpu.free_ns)
 
+    def one_ns(self, step: StepInfo, plan: LayerPlan, key: int) -> int:
+        """Return the time of one expert that is ready by itself."""
+        routing = plan.routing
+        if step.num_tokens == 1:
+            return self._unit_ns[plan.packed][routing.layer]
+        if plan.groups is None or len(plan.groups) < 2:
+            return self._costs.expert_gpu_ns(routing.layer, routing.num_tokens(key), plan.packed)
+        return self.cost_ns(step, plan, (key,))
+
     def cost_ns(self, step: StepInfo, plan: LayerPlan, keys: Sequence[int]) -> int:
         """Return the time of experts that are ready together, over all micro-batches of the plan."""
         routing, packed, cost = plan.routing, plan.packed, self._costs.experts_gpu_ns
@@ -131,5 +140,5 @@ class Kernels:
         cost_ns = self.cost_ns(step, plan, keys)
         start_ns = gpu.run(ready_ns, cost_ns)
         if self._log is not None:
-            weights = [self.cost_ns(step, plan, (key,)) for key in keys]
+            weights = [self.one_ns(step, plan, key) for key in keys]
             self._log.experts(plan, step, gpu.index, keys, weights, start_ns, cost_ns)

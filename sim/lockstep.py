@@ -6,15 +6,22 @@ from collections.abc import Callable
 
 from sim.counter import StepCounter
 from sim.offloader import Offloader
+from sim.tables import Table
 from sim.types import LayerPlan
 from sim.workload import Workload
 
 
 def run_lockstep(
-    workload: Workload, offloader: Offloader, on_plan: Callable[[LayerPlan], None] | None = None
+    workload: Workload,
+    offloader: Offloader,
+    on_plan: Callable[[LayerPlan], None] | None = None,
+    steps: Table | None = None,
 ) -> StepCounter:
-    """Run a workload through the Offloader; ``on_plan`` sees every plan. All times are 0."""
-    counter = StepCounter(offloader.residency)
+    """Run a workload through the Offloader; ``on_plan`` sees every plan. All times are 0.
+
+    ``steps`` is where the step table's rows go; None: into memory.
+    """
+    counter = StepCounter(offloader.residency, steps)
     for step in workload.steps():
         shrink = offloader.begin_step(step.info)
         if shrink is not None:

@@ -33,6 +33,8 @@ class Misses:
         self._screens = [bool(overriding(caches, "admits")) for caches in caches_of_layer]
         self._admits_after = [caches[0].admits_after for caches in caches_of_layer]
         self._staging_slots = staging_slots
+        self._no_cache = CachePolicy()
+        self._one_size = len(set(residency.layer_bytes)) == 1
 
     def serve(self, plan: LayerPlan, missing: list[int]) -> None:
         """Decide how each missing expert is served, and make room for those that are loaded."""
@@ -49,12 +51,17 @@ class Misses:
             return
         loads: list[int] = []
         evicts: list[int] = []
-        admit = self._room.admit
+        admit, refused = self._room.admit, self._no_cache
         for key in missing:
-            if admit(key, owner[key], evicts):
+            cache = owner[key]
+            if cache is refused:  # it named nobody, and within an event nobody else becomes free
+                bypasses.append(key)
+            elif admit(key, cache, evicts):
                 loads.append(key)
             else:
                 bypasses.append(key)
+                if self._one_size:
+                    refused = cache
         plan.loads = loads
         plan.evicts = evicts
         if bypasses:

@@ -127,6 +127,10 @@ class Residency:
         """Protect a resident ``key`` from eviction for good."""
         self._pinned_for_good[key] = 1
 
+    def fits(self, key: int) -> bool:
+        """Tell whether there is free room for ``key`` now."""
+        return self._size[key] <= self._free[self._pool[key]]
+
     def reserve(self, key: int) -> None:
         """Queue a load and take its bytes."""
         pool, state = self._pool[key], self.state

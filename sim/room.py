@@ -44,10 +44,10 @@ class Room:
     def admit(self, key: int, cache: CachePolicy, evicts: list[int]) -> bool:
         """Give ``key`` room in its pool; False if that cannot be had or the policy refuses."""
         residency = self._residency
-        lack_bytes = residency.shortage_bytes(key)
-        if lack_bytes <= 0:
+        if residency.fits(key):
             residency.reserve(key)
         elif self._mixed_sizes:
+            lack_bytes = residency.shortage_bytes(key)
             if not self._make_room(key, lack_bytes, cache, self._evictable, evicts):
                 return False
             residency.reserve(key)

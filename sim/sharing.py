@@ -26,15 +26,21 @@ class Use(NamedTuple):
 
 
 class Flow:
-    """A transfer under way; ``lost_ns`` is what full memory has cost it so far."""
+    """A transfer under way; ``lost_ns`` is what full memory has cost it so far.
+
+    ``left`` counts from ``since_ns``, when its rate last changed; ``end`` is the event of its end as
+    things are.
+    """
 
     __slots__ = (
         "cap_bytes_per_s",
+        "end",
         "in_full_memory",
         "left",
         "lost_ns",
         "on_end",
         "rate_bytes_per_s",
+        "since_ns",
         "uses",
         "weight",
     )
@@ -46,15 +52,35 @@ class Flow:
         uses: Sequence[Use],
         weight: int,
         on_end: Callable[[int], None],
+        now_ns: int,
     ) -> None:
-        self.in_full_memory = False
-        self.lost_ns = 0
         self.left = num_bytes * NS_PER_S
         self.cap_bytes_per_s = cap_bytes_per_s
-        self.rate_bytes_per_s = 0
         self.uses = uses
         self.weight = weight
         self.on_end = on_end
+        self.since_ns = now_ns
+        self.rate_bytes_per_s = self.lost_ns = 0
+        self.in_full_memory = False
+        self.end: _End | None = None
+
+    def settle(self, now_ns: int) -> None:
+        """Credit what has been moved since the rate last changed."""
+        passed_ns = now_ns - self.since_ns
+        self.since_ns = now_ns
+        self.left -= self.rate_bytes_per_s * passed_ns
+        if self.in_full_memory:
+            self.lost_ns += passed_ns - passed_ns * self.rate_bytes_per_s // self.cap_bytes_per_s
+
+
+class _End(Event):
+    """The event of a flow's end, if no other has taken its place by then."""
+
+    __slots__ = ("flow",)
+
+    def __init__(self, callback: Callable[[Any], None], flow: Flow) -> None:
+        super().__init__(callback)
+        self.flow = flow
 
 
 class Shares:
@@ -85,8 +111,8 @@ class Shares:
         self._num_memories = num_memories
         self._proportional = proportional
         self._flows: list[Flow] = []
-        self._settled_ns = 0
-        self._wake: Event | None = None
+        self._asked = [0] * len(capacities)  # what the flows would take if nobody else were there
+        self._is_crowded = False
 
     def start(
         self,
@@ -99,91 +125,87 @@ class Shares:
 
         That is the time, in nanoseconds, in which the flow could have moved what it was kept from moving.
         """
-        for use in uses:
-            self.moved_bytes[use.capacity] += num_bytes * use.passes
-        self._settle()
-        weight = cap_bytes_per_s if self._proportional else 1
-        self._flows.append(Flow(num_bytes, cap_bytes_per_s, uses, weight, on_end))
-        self._plan()
-
-    def _settle(self) -> None:
-        """Credit every flow with what it has moved since the last change of rates."""
+        asked, capacities, crowded = self._asked, self._capacities, self._is_crowded
+        for index, passes in uses:
+            self.moved_bytes[index] += num_bytes * passes
+            asked[index] += cap_bytes_per_s * passes
+            crowded = crowded or asked[index] > capacities[index]
         now_ns = self._clock.now
-        passed_ns = now_ns - self._settled_ns
-        if passed_ns:
-            for flow in self._flows:
-                flow.left -= flow.rate_bytes_per_s * passed_ns
-                if flow.in_full_memory:
-                    used_ns = passed_ns * flow.rate_bytes_per_s // flow.cap_bytes_per_s
-                    flow.lost_ns += passed_ns - used_ns
-        self._settled_ns = now_ns
-
-    def _plan(self) -> None:
-        """Give every flow its rate and be woken when the first ends."""
-        flows = self._flows
-        if not flows:
-            self._wake = None
-            return
-        if len(flows) == 1:
-            only = flows[0]
-            only.rate_bytes_per_s = self._alone(only)
+        weight = cap_bytes_per_s if self._proportional else 1
+        flow = Flow(num_bytes, cap_bytes_per_s, uses, weight, on_end, now_ns)
+        self._flows.append(flow)
+        if crowded:
+            self._divide(now_ns)
         else:
-            self._share()
-        delay_ns = min(max(0, -(-flow.left // flow.rate_bytes_per_s)) for flow in flows)
-        self._wake = wake = Event(self._woken)
-        self._clock.schedule(wake, LOAD_ENDED, delay_ns)
+            self._set_rate(flow, cap_bytes_per_s, False, now_ns)
 
-    def _woken(self, event: Any) -> None:
-        if event is not self._wake:  # rates have changed since it was scheduled
+    def _ended(self, event: Any) -> None:
+        flow: Flow = event.flow
+        if flow.end is not event:  # its rate has changed since
             return
-        self._settle()
-        ended = [flow for flow in self._flows if flow.left <= 0]
-        self._flows = [flow for flow in self._flows if flow.left > 0]
-        self._plan()
-        for flow in ended:
-            flow.on_end(flow.lost_ns)
+        now_ns = self._clock.now
+        flow.settle(now_ns)
+        self._flows.remove(flow)
+        for index, passes in flow.uses:
+            self._asked[index] -= flow.cap_bytes_per_s * passes
+        if self._is_crowded:
+            self._divide(now_ns)
+        flow.on_end(flow.lost_ns)
 
-    def _alone(self, flow: Flow) -> int:
-        """Return the rate of a flow that shares with nobody."""
-        rate, flow.in_full_memory = flow.cap_bytes_per_s, False
-        for use in flow.uses:
-            limit = self._capacities[use.capacity] // use.passes
-            if limit < rate:
-                rate, flow.in_full_memory = limit, use.capacity < self._num_memories
-        return max(1, rate)
+    def _set_rate(self, flow: Flow, rate: int, in_full_memory: bool, now_ns: int) -> None:
+        """Change a flow's rate from now on, and with it the time of its end."""
+        if rate != flow.rate_bytes_per_s or in_full_memory != flow.in_full_memory:
+            flow.settle(now_ns)
+            flow.rate_bytes_per_s, flow.in_full_memory = rate, in_full_memory
+            flow.end = end = _End(self._ended, flow)
+            left = flow.left
+            self._clock.schedule(end, LOAD_ENDED, -(-left // rate) if left > 0 else 0)
 
-    def _share(self) -> None:
-        """Fill all flows in proportion to their weights until each has met its cap or a full capacity.
+    def _divide(self, now_ns: int) -> None:
+        """Give every flow its rate, now that one has begun or ended."""
+        pairs = zip(self._asked, self._capacities, strict=True)
+        self._is_crowded = any(asked > capacity for asked, capacity in pairs)
+        if not self._is_crowded:
+            for flow in self._flows:
+                self._set_rate(flow, flow.cap_bytes_per_s, False, now_ns)
+            return
+        for flow, rate, index in self._shared():
+            in_full_memory = 0 <= index < self._num_memories
+            self._set_rate(flow, max(1, rate), in_full_memory, now_ns)
 
-        Progressive filling (Bertsekas and Gallager, Data Networks, section 6.5.2), with weights.
+    def _shared(self) -> list[tuple[Flow, int, int]]:
+        """Return each flow, its rate and the capacity that binds it (-1: its own cap).
+
+        All flows fill in proportion to their weights until each has met its cap or a full capacity:
+        progressive filling (Bertsekas and Gallager, Data Networks, section 6.5.2), with weights.
         """
-        waiting = self._flows
-        free = {
-            use.capacity: self._capacities[use.capacity] for flow in waiting for use in flow.uses
-        }
+        waiting, settled = self._flows, []
+        free = {index: self._capacities[index] for flow in waiting for index, _ in flow.uses}
         while waiting:
             load = dict.fromkeys(free, 0)
             for flow in waiting:
-                for use in flow.uses:
-                    load[use.capacity] += flow.weight * use.passes
-            rates = [self._next_rate(flow, free, load) for flow in waiting]
+                for index, passes in flow.uses:
+                    load[index] += flow.weight * passes
+            bounds = [_bound(flow, free, load) for flow in waiting]
             # Those that need the least share of their weight are settled; the others share what is left.
-            level = min(rate / flow.weight for rate, flow in zip(rates, waiting, strict=True))
+            level = min(bound[0] / flow.weight for bound, flow in zip(bounds, waiting, strict=True))
             left = []
-            for flow, rate in zip(waiting, rates, strict=True):
+            for flow, (rate, index) in zip(waiting, bounds, strict=True):
                 if rate / flow.weight > level:
                     left.append(flow)
                     continue
-                flow.rate_bytes_per_s = max(1, rate)
-                for use in flow.uses:
-                    free[use.capacity] = max(0, free[use.capacity] - rate * use.passes)
+                settled.append((flow, rate, index))
+                for used, passes in flow.uses:
+                    free[used] = max(0, free[used] - rate * passes)
             waiting = left
+        return settled
 
-    def _next_rate(self, flow: Flow, free: dict[int, int], load: dict[int, int]) -> int:
-        """Return the rate at which a flow's cap or one of its capacities would be met."""
-        rate, flow.in_full_memory = flow.cap_bytes_per_s, False
-        for use in flow.uses:
-            share = flow.weight * free[use.capacity] // load[use.capacity]
-            if share < rate:
-                rate, flow.in_full_memory = share, use.capacity < self._num_memories
-        return rate
+
+def _bound(flow: Flow, free: dict[int, int], load: dict[int, int]) -> tuple[int, int]:
+    """Return the rate at which a flow's cap or one of its capacities is met, and which (-1: the cap)."""
+    rate, binding = flow.cap_bytes_per_s, -1
+    for index, _ in flow.uses:
+        share = flow.weight * free[index] // load[index]
+        if share < rate:
+            rate, binding = share, index
+    return rate, binding

@@ -122,6 +122,9 @@ class Timeline:
             self._schedule_wake,
         )
         self._wake = (Event(), PLAN, 0)
+        pools, gpu_of = offloader.residency.pool_of_key, self._layer.kernels.gpu_of
+        of_pool = {pool: gpu_of(key).index for key, pool in enumerate(pools)}
+        self._gpu_of_pool = [of_pool[pool] for pool in sorted(of_pool)]
         homes, hop_ns = hardware.home_of_layer or (0,), hardware.hop_ns
         # Attention of a layer follows that of the layer before; the head is on the first one's GPU.
         self._hops_ns = [hop_ns * (a != b) for a, b in pairwise([homes[0], *homes, homes[0]])]
@@ -197,17 +200,17 @@ class Timeline:
         hop_ns = hops_ns[-1] if is_split else 0
         yield self._after_layer(last_ns + hop_ns, COMPUTE_ENDED)
         self._close(info, -1, last_ns, hop_ns)
-        layer.kernels.gpus[0].total_busy_ns += last_ns
         if self._log is not None:
             self._log.layer(info, Kind.STEP, 0, -1, clock.now - last_ns, clock.now)
 
     def _close(self, info: StepInfo, layer: int, extra_ns: int, hop_ns: int) -> None:
         """Account for the layer under way, and the GPU work and the hop before it that came after it."""
-        self._layer.close(extra_ns, hop_ns)
+        homes = self._hardware.home_of_layer
+        home = homes[layer] if homes and layer >= 0 else 0
+        self._layer.close(home, extra_ns, hop_ns)
         if self._log is not None and hop_ns:
-            end_ns, kernels = self._clock.now - extra_ns, self._layer.kernels
-            to_gpu = kernels.home(layer).index if layer >= 0 else 0
-            self._log.handover(info, Kind.HOP, to_gpu, layer, end_ns - hop_ns, end_ns)
+            end_ns = self._clock.now - extra_ns
+            self._log.handover(info, Kind.HOP, home, layer, end_ns - hop_ns, end_ns)
 
     def _plan_layer(self, info: StepInfo, routing: LayerRouting, dense_ns: int) -> None:
         """Plan the layer whose attention and router have just ended, and begin to carry it out."""
@@ -219,22 +222,16 @@ class Timeline:
         if plan.cancels:
             layer.supply.cancel(plan.cancels)
         layer.begin(info, plan, now_ns)
-        gpu = layer.kernels.home(routing.layer)
-        gpu.total_busy_ns += dense_ns
         if self._log is not None:
-            begin_ns = now_ns - dense_ns
-            self._log.layer(info, Kind.DENSE, gpu.index, routing.layer, begin_ns, now_ns)
+            begin_ns, home = now_ns - dense_ns, layer.kernels.home(routing.layer).index
+            self._log.layer(info, Kind.DENSE, home, routing.layer, begin_ns, now_ns)
             self._sample(self._log, now_ns)
 
     def _sample(self, log: EventLog, now_ns: int) -> None:
         """Record how full each GPU's cache is, and how many copies wait for its link."""
         residency, gpus = self._offloader.residency, self._layer.kernels.gpus
-        gpu_of_pool = {
-            pool: self._layer.kernels.gpu_of(key).index
-            for key, pool in enumerate(residency.pool_of_key)
-        }
         used = [0] * len(gpus)
-        for pool, index in gpu_of_pool.items():
+        for pool, index in enumerate(self._gpu_of_pool):
             used[index] += residency.used_bytes(pool)
         for gpu, num_bytes in zip(gpus, used, strict=True):
             log.count(now_ns, Counter.CACHE_BYTES, gpu.index, num_bytes)
