@@ -78,9 +78,8 @@ class StepCounter:
             self.evictions += len(plan.evicts)
             if plan.demotes:
                 self.add_demotions(plan.demotes)
-        if plan.cancels:
+        if plan.cancels or plan.reads:
             self.cancels += len(plan.cancels)
-        if plan.reads:
             self.reads += len(plan.reads)
             self.read_bytes += sum(map(self._expert_bytes, plan.reads))
 

@@ -71,7 +71,7 @@ class Execution:
         self._whole_copies = hardware.chunks == 1 and hardware.through_host
         self._at_once: AtOnce | None = None
         if AtOnce.suits(hardware) and shares is None and log is None:
-            self._at_once = AtOnce(hardware, self.kernels, self._staging, offloader)
+            self._at_once = AtOnce(hardware, self.kernels, offloader)
         self._blames = self._is_shared or self._gate is not None
         self._step = offloader.view.step
         self._plan: LayerPlan | None = None
@@ -96,8 +96,6 @@ class Execution:
             gpus[0].begin(now_ns, begin_ns)
         else:
             self.kernels.begin(plan.routing.layer, now_ns, begin_ns)
-        if plan.bypasses:
-            self._staging.begin(plan)
         if plan.packed:
             self.kernels.pack(step, plan.routing.layer, begin_ns)
         ready = plan.resident if self._gate is None else self._gate.begin(plan)
@@ -217,6 +215,8 @@ class Execution:
             issued_ns = self._at_once.carry(self._step, plan, now_ns)
             self.supply.host_free_ns = max(self.supply.host_free_ns, issued_ns)
             return
+        if plan.bypasses:
+            self._staging.begin(plan)
         self._num_demanded = len(plan.late) + len(plan.loads) + len(plan.bypasses)
         self.num_awaited += self._num_demanded
         if not self._hardware.copies_overlap:  # an engine that waits for all it copies

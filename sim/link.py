@@ -182,22 +182,18 @@ class Link:
         """Tell whether nothing is queued or on its way."""
         return self._current is None
 
-    def carry_at_once(self, layer: int, queued_ns: int, free_ns: int, slot_ns: int) -> int:
-        """Return when a copy arrives that nothing can come before or between; takes no event.
-
-        ``free_ns`` is when the copy before it ends, or now for the first one. Only for an idle link that
-        shares nothing, and for copies that all begin before anybody else can ask for one.
-        """
-        gap_ns = self._gap_ns if free_ns > self._clock.now else 0
-        begin_ns, flow_ns = self._begin(queued_ns, free_ns, gap_ns, slot_ns)
-        end_ns = flow_ns + self._whole_ns[layer]
-        self.busy_ns += end_ns - begin_ns
-        return end_ns
+    def pace(self, layer: int) -> tuple[int, int, int]:
+        """Return setup, gap and the time of the bytes of a whole copy, for :class:`sim.at_once.AtOnce`."""
+        return self._setup_ns, self._gap_ns, self._whole_ns[layer]
 
     def carry_all_at_once(
         self, layer: int, count: int, queued_ns: int, issue_ns: int, free_ns: int
     ) -> list[int]:
-        """Return when each of ``count`` such copies arrives, issued one after another, slots at hand."""
+        """Return when each of ``count`` copies arrives that nothing can come before or between.
+
+        They are issued one after another and their slots are at hand; takes no event. ``free_ns`` is
+        now. Only for an idle link that shares nothing.
+        """
         setup_ns, gap_ns, whole_ns = self._setup_ns, self._gap_ns, self._whole_ns[layer]
         ends_ns = []
         end_ns, gap = free_ns, 0

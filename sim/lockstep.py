@@ -22,6 +22,7 @@ def run_lockstep(
     ``steps`` is where the step table's rows go; None: into memory.
     """
     counter = StepCounter(offloader.residency, steps)
+    has_tiers = offloader.host is not None
     for step in workload.steps():
         shrink = offloader.begin_step(step.info)
         if shrink is not None:
@@ -34,10 +35,8 @@ def run_lockstep(
             counter.add(plan)
             if on_plan is not None:
                 on_plan(plan)
-            if plan.reads:
-                offloader.on_host_arrived_at_once(plan.reads)
-            if plan.demotes:
-                offloader.on_host_arrived_at_once(plan.demotes)
+            if has_tiers and (plan.reads or plan.demotes):
+                offloader.on_host_arrived_at_once([*plan.reads, *plan.demotes])
             if plan.loads:
                 offloader.on_loaded_at_once(plan.loads)
             if plan.prefetches:

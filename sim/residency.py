@@ -37,6 +37,9 @@ class Residency:
     pool_of_key
         Index of the pool that serves each expert, [num_layers * num_experts], where a layer's experts
         are spread over several; ``pool_of_layer`` then names the first of them.
+
+    ``state``, ``size_of_key``, ``pool_of_key`` and ``free_of_pool`` (bytes) are for others to read, where a
+    call would cost too much, and never to write.
     """
 
     def __init__(
@@ -56,11 +59,10 @@ class Residency:
         self.pool_of_layer = list(pool_of_layer)
         self.capacity_bytes = list(capacity_bytes)
         self.state = bytearray(len(keys))
-        self._size = [size for size in layer_bytes for _ in range(keys.num_experts)]
+        self.size_of_key = [size for size in layer_bytes for _ in range(keys.num_experts)]
         spread = [pool for pool in pool_of_layer for _ in range(keys.num_experts)]
         self.pool_of_key = spread if pool_of_key is None else list(pool_of_key)
-        self._pool = self.pool_of_key
-        self._free = list(capacity_bytes)
+        self.free_of_pool = list(capacity_bytes)
         self._pinned_for_good = bytearray(len(keys))
         self._pinned: Container[int] = ()
 
@@ -88,30 +90,32 @@ class Residency:
 
     def expert_bytes(self, key: int) -> int:
         """Bytes of one expert."""
-        return self._size[key]
+        return self.size_of_key[key]
 
     def free_bytes(self, layer: int) -> int:
         """Unused bytes of the pools that serve ``layer``."""
         keys = self.keys.layer_keys(layer)
-        return sum(self._free[pool] for pool in {self._pool[key] for key in keys})
+        return sum(self.free_of_pool[pool] for pool in {self.pool_of_key[key] for key in keys})
 
     def pools_of_layer(self, layer: int) -> list[int]:
         """Return the pools that serve ``layer``, in the order of its experts."""
-        return list(dict.fromkeys(self._pool[key] for key in self.keys.layer_keys(layer)))
+        return list(dict.fromkeys(self.pool_of_key[key] for key in self.keys.layer_keys(layer)))
 
     def used_bytes(self, pool: int) -> int:
         """Bytes taken in a pool: resident, loading and queued."""
-        return self.capacity_bytes[pool] - self._free[pool]
+        return self.capacity_bytes[pool] - self.free_of_pool[pool]
 
     def largest_bytes(self, pool: int) -> int:
         """Bytes of the largest expert that a pool serves."""
         return max(
-            size for size, its in zip(self._size, self.pool_of_key, strict=True) if its == pool
+            size
+            for size, its in zip(self.size_of_key, self.pool_of_key, strict=True)
+            if its == pool
         )
 
     def shortage_bytes(self, key: int) -> int:
         """Bytes that must be freed before ``key`` fits; 0 or less when it fits now."""
-        return self._size[key] - self._free[self._pool[key]]
+        return self.size_of_key[key] - self.free_of_pool[self.pool_of_key[key]]
 
     # -- changes -----------------------------------------------------------------------------
 
@@ -127,26 +131,22 @@ class Residency:
         """Protect a resident ``key`` from eviction for good."""
         self._pinned_for_good[key] = 1
 
-    def fits(self, key: int) -> bool:
-        """Tell whether there is free room for ``key`` now."""
-        return self._size[key] <= self._free[self._pool[key]]
-
     def reserve(self, key: int) -> None:
         """Queue a load and take its bytes."""
-        pool, state = self._pool[key], self.state
-        free = self._free[pool] - self._size[key]
+        pool, state = self.pool_of_key[key], self.state
+        free = self.free_of_pool[pool] - self.size_of_key[key]
         if state[key] != ABSENT or free < 0:
             why = "is queued twice" if state[key] else f"does not fit: {-free} bytes too many"
             raise ResidencyError(f"{self.keys.unpack(key)} {why}")
         state[key] = QUEUED
-        self._free[pool] = free
+        self.free_of_pool[pool] = free
 
     def replace(self, victim: int, key: int) -> None:
         """Drop ``victim`` and queue ``key``, of the same pool and size, in its place."""
         state = self.state
         if victim < 0 or not self.evictable(victim):
             raise ResidencyError(f"{self.keys.unpack(victim)} {_NOT_EVICTABLE}")
-        pool, size = self._pool, self._size
+        pool, size = self.pool_of_key, self.size_of_key
         if state[key] != ABSENT or pool[victim] != pool[key] or size[victim] != size[key]:
             raise ResidencyError(
                 f"{self.keys.unpack(key)} cannot take the place of {self.keys.unpack(victim)}: "
@@ -180,7 +180,7 @@ class Residency:
         if self.state[key] != QUEUED:
             raise ResidencyError(f"{self.keys.unpack(key)} is cancelled without being queued")
         self.state[key] = ABSENT
-        self._free[self._pool[key]] += self._size[key]
+        self.free_of_pool[self.pool_of_key[key]] += self.size_of_key[key]
 
     def unpin_for_good(self, key: int) -> None:
         """Let a kept ``key`` be evicted after all: memory shrinks."""
@@ -191,9 +191,9 @@ class Residency:
 
         Free bytes are negative until that is done, so that nothing new is let in meanwhile.
         """
-        self._free[pool] += capacity_bytes - self.capacity_bytes[pool]
+        self.free_of_pool[pool] += capacity_bytes - self.capacity_bytes[pool]
         self.capacity_bytes[pool] = capacity_bytes
-        return max(0, -self._free[pool])
+        return max(0, -self.free_of_pool[pool])
 
     def evict(self, key: int) -> int:
         """Drop a resident key; return the bytes that frees."""
@@ -206,6 +206,6 @@ class Residency:
         if self.state[key] != RESIDENT:
             raise ResidencyError(f"{self.keys.unpack(key)} is released without being resident")
         self.state[key] = ABSENT
-        size = self._size[key]
-        self._free[self._pool[key]] += size
+        size = self.size_of_key[key]
+        self.free_of_pool[self.pool_of_key[key]] += size
         return size

@@ -31,6 +31,8 @@ class Room:
         self._residency = residency
         self._view = view
         self._evictable = evictable or residency.evictable
+        self._sizes, self._free = residency.size_of_key, residency.free_of_pool
+        self._pools = residency.pool_of_key
         self._mixed_sizes = len(set(residency.layer_bytes)) > 1
 
     def fill(self, key: int, cache: CachePolicy) -> bool:
@@ -44,7 +46,7 @@ class Room:
     def admit(self, key: int, cache: CachePolicy, evicts: list[int]) -> bool:
         """Give ``key`` room in its pool; False if that cannot be had or the policy refuses."""
         residency = self._residency
-        if residency.fits(key):
+        if self._sizes[key] <= self._free[self._pools[key]]:
             residency.reserve(key)
         elif self._mixed_sizes:
             lack_bytes = residency.shortage_bytes(key)
