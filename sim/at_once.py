@@ -19,16 +19,20 @@ class AtOnce:
         self._kernels = kernels
         self._gpu = kernels.gpus[0]
         self._offloader = offloader
+        self._is_shared = hardware.memory is not None
 
     @staticmethod
     def suits(hardware: Hardware) -> bool:
         """Tell whether a machine's copies follow each other and each computes when it is there."""
         ready = hardware.copies_overlap and not hardware.in_order and not hardware.computes_chunks
-        return ready and hardware.num_gpus == 1 and not hardware.staging_ns and not hardware.reading
+        plain = hardware.num_gpus == 1 and not hardware.staging_ns and not hardware.reading
+        return ready and plain and hardware.times_alone
 
     def may_carry(self, plan: LayerPlan) -> bool:
-        """Tell whether all of a plan's copies are waited for and the link is theirs alone."""
-        return not plan.late and not plan.prefetches and self._gpu.link.is_idle
+        """Tell whether all of a plan's copies are waited for, and the link and memory are theirs alone."""
+        if plan.late or plan.prefetches or (plan.on_cpu and self._is_shared):
+            return False
+        return self._gpu.link.is_idle
 
     def carry(self, step: StepInfo, plan: LayerPlan, now_ns: int) -> int:
         """Carry out a plan's copies and what waits for them; return when the last has been issued."""

@@ -47,12 +47,11 @@ class Execution:
         keys = offloader.residency.keys
         self.num_awaited = self._num_demanded = 0
         self.kernels = Kernels(hardware, costs, keys.num_layers, keys.num_experts, log)
-        self.cpu = InSitu(clock, hardware, costs, shares, keys, log, self._cpu_done)
+        self.cpu = InSitu(clock, hardware, costs, shares, offloader.residency, log, self._cpu_done)
         self.at_host = self.cpu.at_host
         self.supply = Supply(clock, hardware, costs, shares, offloader, self.kernels.gpus, self)
         self._clock = clock
         self._hardware = hardware
-        self._is_shared = shares is not None
         self._offloader = offloader
         self._counter = counter
         self._log = log
@@ -70,9 +69,10 @@ class Execution:
             self._gate = Gate(at_end=not hardware.copies_overlap)
         self._whole_copies = hardware.chunks == 1 and hardware.through_host
         self._at_once: AtOnce | None = None
-        if AtOnce.suits(hardware) and shares is None and log is None:
+        if AtOnce.suits(hardware) and log is None:
             self._at_once = AtOnce(hardware, self.kernels, offloader)
-        self._blames = self._is_shared or self._gate is not None
+        self._may_jump = log is None and self._one_gpu and hardware.reading is None
+        self._blames = shares is not None or self._gate is not None
         self._step = offloader.view.step
         self._plan: LayerPlan | None = None
         self._began_ns = self._end_ns = self._cpu_free_ns = self._copied_ns = 0
@@ -115,7 +115,7 @@ class Execution:
     @property
     def is_quiet(self) -> bool:
         """Tell whether the layer's end is known and nothing at all is under way beside it."""
-        return self._at_once is not None and self._gpus[0].link.is_idle
+        return self._may_jump and not self.num_awaited and self._gpus[0].link.is_idle
 
     def settle(self) -> int:
         """Return when the layer ends, which is now known; the host thread must be free as well."""
@@ -184,11 +184,11 @@ class Execution:
     def _begin_cpu(self, plan: LayerPlan, now_ns: int) -> None:
         if not self._hardware.cpu_overlaps:
             self._cpu_waits = True
-        elif self._is_shared:
+        elif self.cpu.is_alone(plan, self._gpus[0].link.is_idle):
+            self._cpu_free_ns = self.cpu.serial_ns(self._step, plan, now_ns)
+        else:
             self.num_awaited += 1
             self.cpu.start(self._step, plan, self._offloader.host is None)
-        else:
-            self._cpu_free_ns = self.cpu.serial_ns(self._step, plan, now_ns)
 
     def _begin_cpu_late(self) -> None:
         """Begin the CPU's part when the GPU has done its own, which is now known."""
@@ -196,12 +196,11 @@ class Execution:
         assert plan is not None
         self._cpu_waits = False
         start_ns = self._results_ns()
-        if not self._is_shared:
+        if self.cpu.is_alone(plan, self._gpus[0].link.is_idle):
             self._cpu_free_ns = self.cpu.serial_ns(step, plan, start_ns)
             return
         self.num_awaited += 1
-        at_host = self._offloader.host is None
-        begin = Event(lambda _: self.cpu.start(step, plan, at_host))
+        begin = Event(lambda _: self.cpu.start(step, plan, self._offloader.host is None))
         self._clock.schedule(begin, LOAD_ENDED, max(0, start_ns - self._clock.now))
 
     def _cpu_done(self) -> None:
@@ -213,6 +212,7 @@ class Execution:
     def _queue_copies(self, plan: LayerPlan, now_ns: int) -> None:
         if self._at_once is not None and self._at_once.may_carry(plan):
             issued_ns = self._at_once.carry(self._step, plan, now_ns)
+            self.supply.count(plan)
             self.supply.host_free_ns = max(self.supply.host_free_ns, issued_ns)
             return
         if plan.bypasses:

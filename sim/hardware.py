@@ -42,6 +42,16 @@ class Memory:
         each = [h2d_bytes_per_s, d2h_bytes_per_s, self.duplex_bytes_per_s]
         return [*self.dram_bytes_per_s, self.numa_bytes_per_s, switch, *each * num_gpus]
 
+    def is_ample(self, h2d_bytes_per_s: int, d2h_bytes_per_s: int) -> bool:
+        """Tell whether transfers that meet nobody have the full rate of their link."""
+        most = max(h2d_bytes_per_s, d2h_bytes_per_s)
+        limits = (
+            *self.dram_bytes_per_s,
+            self.duplex_bytes_per_s,
+            self.switch_bytes_per_s or _AMPLE,
+        )
+        return self.num_nodes == 1 and most <= min(limits)
+
     @property
     def num_nodes(self) -> int:
         """Number of NUMA nodes."""
@@ -113,6 +123,15 @@ class Hardware:
     def num_gpus(self) -> int:
         """Number of GPUs."""
         return max(self.gpu_of_key, default=0) + 1
+
+    @property
+    def times_alone(self) -> bool:
+        """Tell whether work that meets nobody takes the time that it has where nothing is shared."""
+        if self.memory is None:
+            return True
+        copies = self.h2d_bytes_per_s * self.host_passes, self.d2h_bytes_per_s
+        is_simple = self.chunks == 1 and self.num_teams == 1 and self.num_gpus == 1
+        return is_simple and self.memory.is_ample(*copies)
 
     @property
     def computes_chunks(self) -> bool:

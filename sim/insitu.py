@@ -11,8 +11,11 @@ from sim.clock import LOAD_ENDED, Clock, Event
 from sim.cpu import CPUPool
 from sim.events import EventLog, Kind, Lane
 from sim.hardware import Hardware
-from sim.sharing import Shares
+from sim.residency import Residency
+from sim.sharing import Shares, Use
 from sim.types import KeySpace, LayerPlan, StepInfo
+
+_HOST_MEMORY = (Use(0),)
 
 
 class CPUCosts(Protocol):
@@ -51,7 +54,7 @@ class InSitu:
         hardware: Hardware,
         costs: CPUCosts,
         shares: Shares | None,
-        keys: KeySpace,
+        residency: Residency,
         log: EventLog | None,
         on_done: Callable[[], None],
     ) -> None:
@@ -61,10 +64,12 @@ class InSitu:
         self._hardware = hardware
         self._costs = costs
         self._shares = shares
-        self._num_experts = keys.num_experts
+        self._layer_bytes = residency.layer_bytes
         self._log = log
         self._on_done = on_done
-        self._pool = None if shares is None else self._build_pool(shares, keys)
+        self._pool = None if shares is None else self._build_pool(shares, residency.keys)
+        self._has_room: dict[int, bool] = {}
+        self._may_be_alone = log is None and hardware.times_alone and hardware.reading is None
         self._handed_over = False
         self._ready: list[int] = []
         self._num_left = 0
@@ -81,7 +86,24 @@ class InSitu:
     @property
     def busy_ns(self) -> int:
         """How long the CPU has worked, all teams together."""
-        return self._serial_busy_ns if self._pool is None else self._pool.busy_ns
+        return self._serial_busy_ns + (self._pool.busy_ns if self._pool is not None else 0)
+
+    def is_alone(self, plan: LayerPlan, link_is_idle: bool) -> bool:
+        """Tell whether a plan's CPU experts share memory with nobody, so that their end is known beforehand.
+
+        They are not where events are logged, so that runs with and without a log check each other.
+        """
+        memory, layer = self._hardware.memory, plan.routing.layer
+        if memory is None:
+            return True
+        if not self._may_be_alone or not link_is_idle:
+            return False
+        if plan.late or plan.loads or plan.bypasses or plan.prefetches:
+            return False
+        if layer not in self._has_room:  # one token's expert reads fastest
+            most = self._costs.cpu_work(layer, 1).bytes_per_s
+            self._has_room[layer] = most <= memory.dram_bytes_per_s[0]
+        return self._has_room[layer]
 
     def serial_ns(self, step: StepInfo, plan: LayerPlan, start_ns: int) -> int:
         """Run everything one after another from ``start_ns`` on; return when it is over."""
@@ -98,6 +120,9 @@ class InSitu:
                 self._log.expert(plan, step, Lane.CPU, 0, key, begin_ns, time_ns)
         end_ns = time_ns + transfer_ns(num_bytes, hardware.h2d_bytes_per_s)
         self._log_handover(step, plan, time_ns, end_ns)
+        if self._shares is not None:
+            weights_bytes = len(plan.on_cpu) * self._layer_bytes[routing.layer]
+            self._shares.count(weights_bytes + 2 * num_bytes, _HOST_MEMORY)
         return end_ns
 
     # -- where memory and links are shared ----------------------------------------------------------

@@ -139,6 +139,11 @@ class Shares:
         else:
             self._set_rate(flow, cap_bytes_per_s, False, now_ns)
 
+    def count(self, num_bytes: int, uses: Sequence[Use]) -> None:
+        """Count bytes that moved without a flow, for they could meet nobody."""
+        for index, passes in uses:
+            self.moved_bytes[index] += num_bytes * passes
+
     def _ended(self, event: Any) -> None:
         flow: Flow = event.flow
         if flow.end is not event:  # its rate has changed since

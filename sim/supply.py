@@ -16,7 +16,7 @@ from sim.gpu import GPU
 from sim.hardware import Hardware, thirds
 from sim.link import Carriage, Copy, Link
 from sim.offloader import Offloader
-from sim.sharing import Shares
+from sim.sharing import Shares, Use
 from sim.storage import Storage
 from sim.types import LayerPlan
 
@@ -93,6 +93,7 @@ class Supply:
         self._offloader = offloader
         self._reports = reports
         self._gpus = gpus
+        self._shares = shares
         self._waiting: dict[tuple[Kind, int], list[_Request]] = {}
         self._requests: dict[int, _Request] = {}
         self.host_free_ns = 0
@@ -189,6 +190,13 @@ class Supply:
             self.link_of(key).demand(key, Kind.BYPASS, self._issue())
         for key in plan.prefetches:
             self.link_of(key).background(key, Kind.PREFETCH, self._issue())
+
+    def count(self, plan: LayerPlan) -> None:
+        """Count the bytes of copies that have been carried without the links."""
+        if self._shares is not None:
+            size = self._offloader.residency.layer_bytes[plan.routing.layer]
+            moved = size * (len(plan.loads) + len(plan.bypasses))
+            self._shares.count(moved, (Use(0, self._hardware.host_passes),))
 
     def _issue(self) -> int:
         """Return when the host thread has issued one more copy."""

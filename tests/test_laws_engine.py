@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hwmodels.units import transfer_ns
-from sim.at_once import AtOnce
 from sim.events import EventLog, Kind, Lane
 from sim.hardware import Memory
 from sim.metrics import RunTables
@@ -22,7 +20,7 @@ from sim.residency import QUEUED, Residency
 from sim.timeline import Timeline
 from sim.types import LayerPlan
 from tests.doubles import Setup
-from tests.machines import AMPLE, EVERY, Case, Watched, cases
+from tests.machines import AMPLE, BYTE_A_NS, EVERY, Case, Watched, cases
 from tests.strategies import LAW, Run
 from tests.test_laws import chosen_tokens, served
 
@@ -273,14 +271,17 @@ def table_bytes(run: Told) -> list[bytes]:
 def test_copies_without_events_come_at_the_same_times_as_with_them(
     setup: Setup, data: st.DataObject
 ) -> None:
-    """Where nothing is logged nor shared, copies may be carried at once; see sim/at_once.py."""
-    suited: dict[str, Any] = {"copies_overlap": True, "in_order": False, "chunk_compute": False}
-    case = data.draw(cases(setup, most_gpus=1, shared=False, staging_ns=(), **suited))
-    assert AtOnce.suits(case.hardware)
+    """Without a log, what can meet nobody takes no event: copies, CPU work, layers and steps."""
+    ample = Memory((4 * BYTE_A_NS,)), Memory((4 * BYTE_A_NS,), 12 * 10**8)
+    suited = {"chunks": 1, "chunk_compute": False, "num_teams": 1}
+    case = data.draw(cases(setup, most_gpus=1, shared=False, **suited))
+    memory = data.draw(st.sampled_from([None, *ample]))
+    case = replace(case, hardware=replace(case.hardware, memory=memory))
     quick, slow = (run_case(case, setup, log) for log in (False, True))
     assert table_bytes(quick) == table_bytes(slow)[:2]
     assert quick.tables.busy_ns == slow.tables.busy_ns
     assert quick.tables.idle_ns == slow.tables.idle_ns
+    assert quick.tables.dram_bytes == slow.tables.dram_bytes
     assert quick.watched.times_ns == slow.watched.times_ns
     assert quick.watched.residency.state == slow.watched.residency.state
 
