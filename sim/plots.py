@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
+from textwrap import fill
 
 import matplotlib
 
@@ -132,10 +133,14 @@ def _series(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return series
 
 
+_CAPTION_CHARS_PER_INCH = 23
+
+
 def _caption(figure: Figure, rows: Sequence[Row]) -> None:
     """Say under the figure where its numbers come from."""
     text = f"{origin(rows)}; greenroom {rows[0]['provenance']['greenroom_version']}"
-    figure.supxlabel(text, fontsize=5, color="0.45", wrap=True)
+    narrow = fill(text, width=int(figure.get_figwidth() * _CAPTION_CHARS_PER_INCH))
+    figure.supxlabel(narrow, fontsize=5, color="0.45")
 
 
 def _save(figure: Figure, stem: Path) -> Path:
