@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 from hwmodels.units import NS_PER_S
 from sim.clock import LOAD_ENDED, Clock, Event
 
+_MOST_KNOWN = 4096
+
 
 class Use(NamedTuple):
     """A flow's use of one capacity, ``passes`` times its own rate (a buffered read crosses memory thrice)."""
@@ -29,13 +31,14 @@ class Flow:
     """A transfer under way; ``lost_ns`` is what full memory has cost it so far.
 
     ``left`` counts from ``since_ns``, when its rate last changed; ``end`` is the event of its end as
-    things are.
+    things are; ``kind`` numbers what it uses and its cap.
     """
 
     __slots__ = (
         "cap_bytes_per_s",
         "end",
         "in_full_memory",
+        "kind",
         "left",
         "lost_ns",
         "on_end",
@@ -53,7 +56,9 @@ class Flow:
         weight: int,
         on_end: Callable[[int], None],
         now_ns: int,
+        kind: int,
     ) -> None:
+        self.kind = kind
         self.left = num_bytes * NS_PER_S
         self.cap_bytes_per_s = cap_bytes_per_s
         self.uses = uses
@@ -113,6 +118,8 @@ class Shares:
         self._flows: list[Flow] = []
         self._asked = [0] * len(capacities)  # what the flows would take if nobody else were there
         self._is_crowded = False
+        self._kinds: dict[tuple[tuple[Use, ...], int], int] = {}
+        self._known: dict[tuple[int, ...], tuple[bool, list[tuple[int, bool]]]] = {}
 
     def start(
         self,
@@ -132,7 +139,8 @@ class Shares:
             crowded = crowded or asked[index] > capacities[index]
         now_ns = self._clock.now
         weight = cap_bytes_per_s if self._proportional else 1
-        flow = Flow(num_bytes, cap_bytes_per_s, uses, weight, on_end, now_ns)
+        kind = self._kinds.setdefault((tuple(uses), cap_bytes_per_s), len(self._kinds))
+        flow = Flow(num_bytes, cap_bytes_per_s, uses, weight, on_end, now_ns, kind)
         self._flows.append(flow)
         if crowded:
             self._divide(now_ns)
@@ -168,15 +176,23 @@ class Shares:
 
     def _divide(self, now_ns: int) -> None:
         """Give every flow its rate, now that one has begun or ended."""
+        crowd = tuple([flow.kind for flow in self._flows])
+        if crowd not in self._known:  # the same few mixtures come again and again
+            if len(self._known) == _MOST_KNOWN:
+                self._known.clear()
+            self._known[crowd] = self._rates()
+        self._is_crowded, rates = self._known[crowd]
+        for flow, (rate, in_full_memory) in zip(self._flows, rates, strict=True):
+            self._set_rate(flow, rate, in_full_memory, now_ns)
+
+    def _rates(self) -> tuple[bool, list[tuple[int, bool]]]:
+        """Return whether any capacity is full, and of each flow its rate and whether memory binds it."""
         pairs = zip(self._asked, self._capacities, strict=True)
-        self._is_crowded = any(asked > capacity for asked, capacity in pairs)
-        if not self._is_crowded:
-            for flow in self._flows:
-                self._set_rate(flow, flow.cap_bytes_per_s, False, now_ns)
-            return
-        for flow, rate, index in self._shared():
-            in_full_memory = 0 <= index < self._num_memories
-            self._set_rate(flow, max(1, rate), in_full_memory, now_ns)
+        if not any(asked > capacity for asked, capacity in pairs):
+            return False, [(flow.cap_bytes_per_s, False) for flow in self._flows]
+        found = {id(flow): (rate, index) for flow, rate, index in self._shared()}
+        settled = [found[id(flow)] for flow in self._flows]
+        return True, [(max(1, rate), 0 <= at < self._num_memories) for rate, at in settled]
 
     def _shared(self) -> list[tuple[Flow, int, int]]:
         """Return each flow, its rate and the capacity that binds it (-1: its own cap).
