@@ -104,3 +104,27 @@ def test_a_swap_is_done_once_and_the_next_boundary_replaces_what_is_open() -> No
 def test_it_refuses_bad_parameters(arguments: tuple[float, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         StageCache(np.ones((1, 4)), *arguments)
+
+
+def test_memory_that_shrinks_takes_the_worst_scored_and_at_first_the_least_popular() -> None:
+    stages = Stages(slots=3)
+    assert stages.cache.give_up(anything, stages.view) == 2
+    assert stages.cache.give_up(lambda key: key != 2, stages.view) == 1
+    stages.stage({0: 1, 1: 5, 2: 3})
+    assert stages.cache.give_up(anything, stages.view) == 0
+
+
+def test_a_pool_that_has_grown_is_filled_at_the_next_boundary() -> None:
+    stages = Stages()
+    stages.cache.on_resize(3, stages.view)
+    assert stages.stage({0: 5, 1: 4, 2: 1}) == ([2], [])
+
+
+def test_a_newcomer_still_queued_is_stale_when_a_later_boundary_gives_it_up() -> None:
+    stages = Stages(memory=0.0)
+    assert stages.stage({0: 5, 2: 7}) == ([2], [1])
+    stages.cache.on_evict(1)
+    stages.cache.on_insert(2, stages.view)  # its copy waits in a queue
+    assert stages.cache.stale([2], stages.view) == []
+    assert stages.stage({0: 5, 3: 7}) == ([3], [2])
+    assert stages.cache.stale([2], stages.view) == [2]

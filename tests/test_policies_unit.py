@@ -54,6 +54,22 @@ def drops(policy: CachePolicy, view: View, number: int) -> list[int | None]:
 # -- classic -------------------------------------------------------------------------------------
 
 
+def test_static_gives_up_the_least_popular_and_wants_it_back() -> None:
+    policy = Static(np.array([[1.0, 4.0, 2.0, 3.0], [0.0, 0.0, 0.0, 0.0]]))
+    policy.start(range(4), 4, make_view())
+    view = insert(policy, *policy.preload(make_view()))
+    assert policy.choose_victim(anything, view) is None
+    gone = []
+    for _ in range(2):
+        gone.append(policy.give_up(anything, view))
+        policy.on_evict(gone[-1])
+    assert gone == [0, 2]
+    assert list(policy.wants(view)) == [2, 0]
+    policy.on_insert(2, view)
+    assert list(policy.wants(view)) == [0]
+    assert policy.give_up(anything, view) == 2
+
+
 def test_on_demand_admits_nothing_and_needs_no_cache() -> None:
     policy = OnDemand()
     assert not policy.admits(3, make_view())
