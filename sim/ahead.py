@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.policies.base import CachePolicy, PolicySet, overriding
+from sim.policies.base import CachePolicy, PrefetchPolicy, overriding
 from sim.residency import ABSENT, QUEUED, Residency
 from sim.room import Room
 from sim.types import LayerPlan, LayerRouting, View
@@ -12,6 +12,8 @@ from sim.types import LayerPlan, LayerRouting, View
 
 class Ahead:
     """Plans prefetches and migrations, at most ``limit`` under way at one time.
+
+    ``owner`` is the cache policy of each expert, [num_keys].
 
     ``under_way`` are those queued or loading that no layer waits for; ``doubts`` tells whether any
     policy may find them stale.
@@ -22,7 +24,8 @@ class Ahead:
         view: View,
         residency: Residency,
         room: Room,
-        policies: PolicySet,
+        prefetch: PrefetchPolicy | None,
+        owner: Sequence[CachePolicy],
         caches_of_layer: Sequence[Sequence[CachePolicy]],
         limit: int,
         exclusive_host: bool,
@@ -31,12 +34,13 @@ class Ahead:
         self._view = view
         self._residency = residency
         self._room = room
-        self._prefetch = policies.prefetch
+        self._prefetch = prefetch
         self._caches_of_layer = caches_of_layer
-        self._owner = [policies.caches[pool] for pool in residency.pool_of_key]
+        self._owner = owner
         self._limit = limit
         self._exclusive_host = exclusive_host
-        proposers = [*policies.caches, *([policies.prefetch] if policies.prefetch else [])]
+        caches = {id(cache): cache for cache in owner}  # by identity: a policy need not be hashable
+        proposers = [*caches.values(), *([prefetch] if prefetch else [])]
         self._doubters = overriding(proposers, "stale")
 
     @property

@@ -256,7 +256,7 @@ class Execution:
                         self._one_less()
                     return
         assert plan is not None
-        gpu = self._gpus[0] if len(self._gpus) == 1 else self.kernels.gpu_of(key)
+        gpu = self.kernels.gpu_of(key)
         if self._blames or copy.queued_ns > gpu.blamed_ns:
             self._blame(gpu, copy)
         if self._gate is not None:

@@ -53,9 +53,8 @@ class HostTier:
         Takes no time: it stands for the load of the model before the run.
         """
         keys, residency = self.residency.keys, self.residency
-        self._cache.start(
-            range(len(keys)), residency.capacity_bytes[0] // self._largest(), self.view
-        )
+        num_slots = residency.capacity_bytes[0] // residency.largest_bytes(0)
+        self._cache.start(range(len(keys)), num_slots, self.view)
         in_turn = (
             keys.key(layer, expert)
             for expert in range(keys.num_experts)
@@ -75,9 +74,8 @@ class HostTier:
         ``demand`` is what the layer waits for and ``background`` what nobody waits for yet; what is
         dropped for them is added to ``evicts``.
         """
-        wanted = list(
-            dict.fromkeys((*demand, *background))
-        )  # the CPU may use what is also prefetched
+        # Once each: the CPU may use what is also prefetched.
+        wanted = list(dict.fromkeys((*demand, *background)))
         state = self.residency.state
         self.residency.pin(wanted)
         here = [key for key in wanted if state[key] == RESIDENT]
@@ -119,6 +117,3 @@ class HostTier:
 
     def _evictable(self, key: int) -> bool:
         return self.residency.evictable(key) and not self._gpu.is_loading(key)
-
-    def _largest(self) -> int:
-        return max(self.residency.layer_bytes)

@@ -102,7 +102,7 @@ class Kernels:
         self, step: StepInfo, plan: LayerPlan, key: int, ready_ns: int, cost_ns: int
     ) -> None:
         """Run one expert, or the share of it that costs ``cost_ns``."""
-        gpu = self.gpus[0] if len(self.gpus) == 1 else self.gpu_of(key)
+        gpu = self.gpu_of(key)
         start_ns = gpu.run(ready_ns, cost_ns)
         if self._log is not None:
             self._log.expert(plan, step, Lane.GPU, gpu.index, key, start_ns, gpu.free_ns)

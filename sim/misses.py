@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.policies.base import CachePolicy, PolicySet, overriding
-from sim.residency import Residency
+from sim.policies.base import CachePolicy, PlacementPolicy, overriding
 from sim.room import Room
 from sim.types import ExpertWork, LayerPlan, Service, View
 
@@ -13,28 +12,27 @@ from sim.types import ExpertWork, LayerPlan, Service, View
 class Misses:
     """Asks the placement and cache policies about missing experts.
 
-    ``held`` are the experts of the event under way that run in staging slots and may stay afterwards.
+    ``owner`` is the cache policy of each expert, [num_keys]. ``held`` are the experts of the event
+    under way that run in staging slots and may stay afterwards.
     """
 
     def __init__(
         self,
         view: View,
-        residency: Residency,
         room: Room,
-        policies: PolicySet,
+        placement: PlacementPolicy | None,
+        owner: Sequence[CachePolicy],
         caches_of_layer: Sequence[Sequence[CachePolicy]],
         staging_slots: int,
     ) -> None:
         self.held: Sequence[int] = ()
         self._view = view
         self._room = room
-        self._placement = policies.placement
-        self._owner = [policies.caches[pool] for pool in residency.pool_of_key]
+        self._placement = placement
+        self._owner = owner
         self._screens = [bool(overriding(caches, "admits")) for caches in caches_of_layer]
         self._admits_after = [caches[0].admits_after for caches in caches_of_layer]
         self._staging_slots = staging_slots
-        self._no_cache = CachePolicy()
-        self._one_size = len(set(residency.layer_bytes)) == 1
 
     def serve(self, plan: LayerPlan, missing: list[int]) -> None:
         """Decide how each missing expert is served, and make room for those that are loaded."""
@@ -51,7 +49,7 @@ class Misses:
             return
         loads: list[int] = []
         evicts: list[int] = []
-        admit, refused = self._room.admit, self._no_cache
+        admit, refused = self._room.admit, None
         for key in missing:
             cache = owner[key]
             if cache is refused:  # it named nobody, and within an event nobody else becomes free
@@ -60,7 +58,7 @@ class Misses:
                 loads.append(key)
             else:
                 bypasses.append(key)
-                if self._one_size:
+                if not self._room.mixed_sizes:
                     refused = cache
         plan.loads = loads
         plan.evicts = evicts

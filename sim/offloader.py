@@ -88,9 +88,14 @@ class Offloader:
             for layer in range(residency.keys.num_layers)
         ]
         self._learn(policies)
-        shared = (self.view, residency, self._room, policies, self._caches_of_layer)
-        self._misses = Misses(*shared, staging_slots)
-        self._ahead = Ahead(*shared, prefetch_limit, exclusive_host)
+        caches, room = (self._owner, self._caches_of_layer), self._room
+        self._misses = Misses(self.view, room, policies.placement, *caches, staging_slots)
+        self._ahead = Ahead(
+            *(self.view, residency, room, policies.prefetch),
+            *caches,
+            prefetch_limit,
+            exclusive_host,
+        )
         self._doubts = self._ahead.doubts
         self._under_way = self._ahead.under_way
         preload(residency, policies.caches, self.view)
@@ -104,7 +109,7 @@ class Offloader:
     def _learn(self, policies: PolicySet) -> None:
         """Find out which hooks anybody overrides, so that the others cost nothing."""
         self._starters = overriding(policies.parts(), "begin_step")
-        others = [part for part in policies.parts() if part not in policies.caches]
+        others = [part for part in policies.parts() if not any(part is c for c in policies.caches)]
         self._observers = [
             overriding([*caches, *others], "observe") for caches in self._caches_of_layer
         ]
@@ -246,7 +251,7 @@ class Offloader:
     def _hit_each(self, used: Sequence[int]) -> None:
         """Tell each cache of a layer that is spread over several pools what it was used for."""
         owner = self._owner
-        for cache in dict.fromkeys(owner[key] for key in used):
+        for cache in {id(owner[key]): owner[key] for key in used}.values():
             cache.on_hit([key for key in used if owner[key] is cache], self.view)
 
     def _repack(self, plan: LayerPlan, repack: RepackPolicy) -> None:

@@ -63,6 +63,9 @@ class Residency:
         spread = [pool for pool in pool_of_layer for _ in range(keys.num_experts)]
         self.pool_of_key = spread if pool_of_key is None else list(pool_of_key)
         self.free_of_pool = list(capacity_bytes)
+        self._largest_bytes = [0] * len(self.capacity_bytes)
+        for pool, size in zip(self.pool_of_key, self.size_of_key, strict=True):
+            self._largest_bytes[pool] = max(self._largest_bytes[pool], size)
         self._pinned_for_good = bytearray(len(keys))
         self._pinned: Container[int] = ()
 
@@ -107,11 +110,7 @@ class Residency:
 
     def largest_bytes(self, pool: int) -> int:
         """Bytes of the largest expert that a pool serves."""
-        return max(
-            size
-            for size, its in zip(self.size_of_key, self.pool_of_key, strict=True)
-            if its == pool
-        )
+        return self._largest_bytes[pool]
 
     def shortage_bytes(self, key: int) -> int:
         """Bytes that must be freed before ``key`` fits; 0 or less when it fits now."""

@@ -20,7 +20,7 @@ class Room:
     """Admits experts to their pools and counts prefetches that were of no use.
 
     ``unused_prefetches`` are those that came, or come, unasked and have not been used yet.
-    ``evictable`` may narrow what the residency lets go.
+    ``evictable`` may narrow what the residency lets go; ``mixed_sizes`` tells whether experts differ.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Room:
         self._evictable = evictable or residency.evictable
         self._sizes, self._free = residency.size_of_key, residency.free_of_pool
         self._pools = residency.pool_of_key
-        self._mixed_sizes = len(set(residency.layer_bytes)) > 1
+        self.mixed_sizes = len(set(residency.layer_bytes)) > 1
 
     def fill(self, key: int, cache: CachePolicy) -> bool:
         """Give ``key`` free room; False if there is none."""
@@ -48,7 +48,7 @@ class Room:
         residency = self._residency
         if self._sizes[key] <= self._free[self._pools[key]]:
             residency.reserve(key)
-        elif self._mixed_sizes:
+        elif self.mixed_sizes:
             lack_bytes = residency.shortage_bytes(key)
             if not self._make_room(key, lack_bytes, cache, self._evictable, evicts):
                 return False

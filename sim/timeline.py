@@ -125,7 +125,8 @@ class Timeline:
         pools, gpu_of = offloader.residency.pool_of_key, self._layer.kernels.gpu_of
         of_pool = {pool: gpu_of(key).index for key, pool in enumerate(pools)}
         self._gpu_of_pool = [of_pool[pool] for pool in sorted(of_pool)]
-        homes, hop_ns = hardware.home_of_layer or (0,), hardware.hop_ns
+        homes = hardware.home_of_layer or (0,) * offloader.residency.keys.num_layers
+        hop_ns, self._homes = hardware.hop_ns, homes
         # Attention of a layer follows that of the layer before; the head is on the first one's GPU.
         self._hops_ns = [hop_ns * (a != b) for a, b in pairwise([homes[0], *homes, homes[0]])]
 
@@ -187,9 +188,9 @@ class Timeline:
         clock, layer, info = self._clock, self._layer, step.info
         attention = info.num_tokens, info.kv_tokens, info.attention_pairs
         dense_ns = self._costs.dense_ns(*attention)
-        hops_ns, is_split = self._hops_ns, len(layer.kernels.gpus) > 1
+        hops_ns = self._hops_ns
         for routing in self._workload.routings(step):
-            hop_ns = hops_ns[routing.layer] if is_split else 0
+            hop_ns = hops_ns[routing.layer]
             if layer.is_quiet:
                 clock.jump(max(layer.settle(), clock.now) + dense_ns)
             else:
@@ -197,16 +198,14 @@ class Timeline:
             self._close(info, routing.layer, dense_ns, hop_ns)
             self._plan_layer(info, routing, dense_ns)
         last_ns = self._costs.step_ns(info.num_tokens, info.num_outputs, *attention[1:])
-        hop_ns = hops_ns[-1] if is_split else 0
-        yield self._after_layer(last_ns + hop_ns, COMPUTE_ENDED)
-        self._close(info, -1, last_ns, hop_ns)
+        yield self._after_layer(last_ns + hops_ns[-1], COMPUTE_ENDED)
+        self._close(info, -1, last_ns, hops_ns[-1])
         if self._log is not None:
             self._log.layer(info, Kind.STEP, 0, -1, clock.now - last_ns, clock.now)
 
     def _close(self, info: StepInfo, layer: int, extra_ns: int, hop_ns: int) -> None:
         """Account for the layer under way, and the GPU work and the hop before it that came after it."""
-        homes = self._hardware.home_of_layer
-        home = homes[layer] if homes and layer >= 0 else 0
+        home = self._homes[layer] if layer >= 0 else 0
         self._layer.close(home, extra_ns, hop_ns)
         if self._log is not None and hop_ns:
             end_ns = self._clock.now - extra_ns
