@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hwmodels.cost import CostModel
 from hwmodels.engine import Engine
 from hwmodels.machine import Machine
 from hwmodels.model_shape import ModelShape
 from sim.budget import Budget, plan_memory
+from sim.calibration import Calibration, calibration_of
 from sim.hardware import Hardware, hardware_of
 from sim.offloader import Offloader
-from sim.parts import build_policies
+from sim.parts import build_policies, build_sizing
 from sim.policies.base import PolicySet
 from sim.policies.classic import LRU
 from sim.settings import check_settings, did_you_mean
 from sim.types import ConfigError, KeySpace
-from sim.workload import Request, Workload, select_requests
-from traces.schema import NO_EXPERT, Trace, TraceError
+from sim.workload import Workload
+from traces.schema import Trace, TraceError
 from traces.store import read_trace
 
 
@@ -53,7 +51,7 @@ def build(config: Mapping[str, Any]) -> Scenario:
     """Build a run from a resolved configuration (plain dicts and lists)."""
     check_settings(config)
     trace = load_trace(config["trace"]["path"])
-    calibration = _calibration(config, trace)
+    calibration = calibration_of(config, trace, load_trace)
     workload = _workload(config, trace, calibration)
     shape = ModelShape.from_mapping(config["model"], f"model/{config['model'].get('name')}")
     meta = trace.meta
@@ -61,8 +59,9 @@ def build(config: Mapping[str, Any]) -> Scenario:
     engine = Engine.from_mapping(config["engine"], f"engine/{config['engine'].get('name')}")
     machine = Machine.from_mapping(config["machine"], f"machine/{config['machine'].get('name')}")
     costs = CostModel(shape, _as_read(machine, engine), engine)
+    sizing = build_sizing(config, workload, calibration)
     budget = plan_memory(config, costs, workload)
-    policies = build_policies(config, workload, len(budget.pool_bytes), calibration)
+    policies = build_policies(config, workload, len(budget.pool_bytes), calibration, sizing)
     budget.check_event(policies, meta.top_k)
     _check_roles(config, policies, costs, budget)
     offloader = _offloader(config, policies, costs, budget)
@@ -192,60 +191,7 @@ def _read_trace(path: str) -> Trace:
     return read_trace(path)
 
 
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """The requests from which policies may learn before a run."""
-
-    trace: Trace
-    span: tuple[int, int]
-    requests: Sequence[Request]
-
-    def popularity(self) -> NDArray[np.float64]:
-        """Uses of each expert, float64[num_layers, num_experts]."""
-        meta = self.trace.meta
-        rows = np.concatenate([np.r_[r.prompt_rows, r.decode_rows] for r in self.requests])
-        ids = self.trace.expert_ids[rows].astype(np.int64)
-        used = ids != NO_EXPERT
-        keys = (ids + np.arange(meta.num_layers)[:, None] * meta.num_experts)[used]
-        counts = np.bincount(keys, minlength=meta.num_layers * meta.num_experts)
-        return counts.reshape(meta.num_layers, meta.num_experts).astype(np.float64)
-
-    def overlaps(self, workload: Workload) -> bool:
-        """Tell whether a workload replays requests that these are."""
-        if workload.trace is not self.trace:
-            return False
-        known = {request.request_id for request in self.requests}
-        return any(request.source_id in known for request in workload.requests)
-
-
-def _calibration(config: Mapping[str, Any], trace: Trace) -> Calibration:
-    """Return the part of the trace, or of another one, that policies may learn from."""
-    path = config["calibration"]["trace"]
-    source = trace
-    if path is not None:
-        try:
-            source = load_trace(path)
-        except TraceError as error:
-            raise ConfigError(f"calibration.trace: {error}") from error
-        _same_shape(source, trace, path)
-    span = config["calibration"]["requests"]
-    first, last = span if span is not None else (0, max(1, source.num_requests // 4))
-    requests = select_requests(source, (first, last), "calibration.requests")
-    return Calibration(source, (first, first + len(requests)), requests)
-
-
 def _workload(config: Mapping[str, Any], trace: Trace, calibration: Calibration) -> Workload:
     """Return the requests to run: those asked for, by default all that calibration leaves."""
     kept_back = calibration.span if calibration.trace is trace else None
     return Workload.from_settings(config["workload"], trace, kept_back)
-
-
-def _same_shape(source: Trace, trace: Trace, path: str) -> None:
-    found, wanted = (
-        (t.meta.num_layers, t.meta.num_experts) for t in (source, trace)
-    )  # fmt: skip
-    if found != wanted:
-        raise ConfigError(
-            f"calibration.trace = {path}: has {found[0]} layers of {found[1]} experts, "
-            f"must have {wanted[0]} of {wanted[1]} like the trace of the run"
-        )

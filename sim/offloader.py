@@ -150,6 +150,7 @@ class Offloader:
         recorded = routing
         if policies.routing is not None:
             routing = policies.routing.rewrite(routing, view)
+        view.routing = routing
         for part in self._observers[layer]:
             part.observe(routing, view)
         cancels = self._ahead.cancel(routing) if self._doubts else ()

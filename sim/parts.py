@@ -1,32 +1,38 @@
 """The parts of a policy set from the ``policy`` group of the configuration.
 
 A policy's constructor says by its parameter names what it needs from outside the configuration:
-``popularity`` (uses of each expert in the calibration requests) and ``next_use`` (the future of the
-very run; only an oracle may ask for it).
+``popularity`` (uses of each expert in the calibration requests), ``calibration`` (those requests
+themselves), ``predictor`` (the policy's own, shared by all parts), ``rng`` (random numbers of its own),
+``num_layers``, ``num_experts`` and ``top_k`` of the trace; ``next_use`` and ``future`` (of the very run;
+only an oracle may ask for them). A parameter whose value has a ``_target_`` is a part as well.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sim.policies.base import (
+    BatchFormer,
     CachePolicy,
     PlacementPolicy,
+    Policy,
     PolicySet,
+    Predictor,
     PrefetchPolicy,
     RepackPolicy,
     RoutingPolicy,
+    SizingPolicy,
     StageDetector,
 )
-from sim.policies.oracle import NextUse
+from sim.policies.history import History
+from sim.policies.oracle import Future, NextUse
 from sim.settings import OPTIONAL_ROLES, did_you_mean
-from sim.types import ConfigError
+from sim.types import ConfigError, LayerRouting
 from sim.workload import Workload
 
 ROLES: dict[str, type] = {
@@ -37,88 +43,178 @@ ROLES: dict[str, type] = {
     "repack": RepackPolicy,
     "stages": StageDetector,
     "host": CachePolicy,
+    "predictor": Predictor,
+    "sizing": SizingPolicy,
+    "former": BatchFormer,
 }
 
 
-class Counted(Protocol):
-    """Anything that knows how often each expert was used beforehand."""
-
-    def popularity(self) -> NDArray[np.float64]:
-        """Uses of each expert, float64[num_layers, num_experts]."""
-        ...
-
-
 def build_policies(
-    config: Mapping[str, Any], workload: Workload, num_pools: int, calibration: Counted
+    config: Mapping[str, Any],
+    workload: Workload,
+    num_pools: int,
+    calibration: History,
+    sizing: SizingPolicy | None = None,
 ) -> PolicySet:
-    """Build one cache policy a pool and the other roles from the ``policy`` group."""
+    """Build one cache policy a pool and the other roles from the ``policy`` group.
+
+    ``sizing`` is the role of that name where it has been built already (see :func:`build_sizing`).
+    """
     group = config["policy"]
-    supply = _Supply(workload, calibration)
+    supply = _Supply(config, workload, calibration)
+    roles = [
+        role for role in OPTIONAL_ROLES if role in group and role not in ("predictor", "sizing")
+    ]
+    if "predictor" in group:
+        supply.predictor = _make(group, "predictor", supply)
     caches = [_make(group, "cache", supply) for _ in range(num_pools)]
-    others = {role: _make(group, role, supply) for role in OPTIONAL_ROLES if role in group}
-    return PolicySet(caches, **others)
+    others = {role: _make(group, role, supply) for role in roles}
+    found = PolicySet(caches, predictor=supply.predictor, sizing=sizing, **others)
+    found.calibrated = supply.has_given("popularity", "calibration")
+    return found
+
+
+def build_sizing(
+    config: Mapping[str, Any], workload: Workload, calibration: History
+) -> SizingPolicy | None:
+    """Build the role that shares memory among layers, which is needed before the others; None if none."""
+    group = config["policy"]
+    if "sizing" not in group:
+        return None
+    made: SizingPolicy = _make(group, "sizing", _Supply(config, workload, calibration))
+    return made
 
 
 class _Supply:
     """What constructors may ask for by parameter name, computed once and only when asked."""
 
-    def __init__(self, workload: Workload, calibration: Counted) -> None:
+    def __init__(self, config: Mapping[str, Any], workload: Workload, calibration: History) -> None:
+        def events() -> Iterator[LayerRouting]:
+            return (routing for step in workload.steps() for routing in workload.routings(step))
+
+        meta = workload.trace.meta
         self._makers: dict[str, Callable[[], Any]] = {
             "popularity": calibration.popularity,
-            "next_use": lambda: NextUse(
-                routing for step in workload.steps() for routing in workload.routings(step)
-            ),
+            "calibration": lambda: calibration,
+            "next_use": lambda: NextUse(events()),
+            "future": lambda: Future(events()),
+            "num_layers": lambda: meta.num_layers,
+            "num_experts": lambda: meta.num_experts,
+            "top_k": lambda: meta.top_k,
         }
         self._made: dict[str, Any] = {}
+        self._seed = config["workload"]["seed"]
+        self._columns = workload.trace.columns
+        self.predictor: Predictor | None = None
         self.is_open = workload.is_open
 
-    def get(self, name: str) -> Any:
-        """Return one supply."""
+    def get(self, name: str, role: str) -> Any:
+        """Return one supply; a generator of random numbers is each role's own."""
+        if name == "rng":
+            return np.random.default_rng([self._seed, *role.encode()])
+        if name == "predictor":
+            return self.predictor
         if name not in self._made:
             self._made[name] = self._makers[name]()
         return self._made[name]
 
+    def has_given(self, *names: str) -> bool:
+        """Tell whether any of these was asked for."""
+        return any(name in self._made for name in names)
+
+    def check_columns(self, needed: Sequence[str], where: str) -> None:
+        """Refuse a trace that lacks what a policy cannot work without."""
+        for name in needed:
+            if name not in self._columns:
+                flag = _HOW_TO_RECORD.get(name, "")
+                raise ConfigError(f"{where}: needs {name}, which the trace does not have{flag}")
+
     def __contains__(self, name: str) -> bool:
-        return name in self._makers
+        return name in self._makers or name in ("rng", "predictor")
+
+
+_HOW_TO_RECORD = {
+    "router_logits": "; greenroom record --logits writes it",
+    "next_gate_ids": "; greenroom record writes it unless --no-next-gate is given",
+    "next_gate_ids_2": "; greenroom record --gates-ahead 2 writes it",
+    "next_gate_ids_3": "; greenroom record --gates-ahead 3 writes it",
+}
+_FUTURE = ("next_use", "future")
 
 
 def _make(group: Mapping[str, Any], role: str, supply: _Supply) -> Any:
     """Build the object of one role; errors name policy, role, parameter and rule."""
     where = f"policy/{group.get('name')}: {role}"
-    params = dict(group[role])
+    if not isinstance(group[role], Mapping):
+        raise ConfigError(f"{where} = {group[role]}: must be a group with a _target_")
+    return _build(group[role], role, where, ROLES[role], supply)
+
+
+def _build(settings: Mapping[str, Any], role: str, where: str, kind: type, supply: _Supply) -> Any:
+    """Build a part, and the parts within it."""
+    params = dict(settings)
     target = params.pop("_target_", None)
     if not isinstance(target, str):
         raise ConfigError(
             f"{where}._target_ = {target}: must name a class, as package.module.Class"
         )
     maker = _locate(target, where)
-    try:
-        known = inspect.signature(maker).parameters
-    except (ValueError, TypeError) as error:  # some built-in classes tell nothing of themselves
-        raise ConfigError(
-            f"{where}._target_ = {target}: must be a {ROLES[role].__name__}"
-        ) from error
-    for name in params:
+    known = _parameters(maker, where, target, kind)
+    for name, value in params.items():
         if name not in known:
             raise ConfigError(
                 f"{where}.{name}: {target} has no such parameter{did_you_mean(name, known)}"
             )
-        _check_type(f"{where}.{name}", params[name], known[name])
-    if "next_use" in known and not getattr(maker, "oracle", False):
-        raise ConfigError(f"{where}: {target} takes next_use but is not marked oracle = True")
-    if "next_use" in known and supply.is_open:
-        raise ConfigError(
-            f"{where}: {target} must know the future, which workload.arrivals leave to the clock: "
-            "must run with workload.arrivals = closed"
-        )
-    params |= {name: supply.get(name) for name in known if name in supply}
+        if isinstance(value, Mapping) and "_target_" in value:
+            params[name] = _build(value, role, f"{where}.{name}", Policy, supply)
+        else:
+            _check_type(f"{where}.{name}", value, known[name])
+    _check_future(known, maker, where, target, supply)
+    supply.check_columns(getattr(maker, "needs", ()), where)
+    given = [name for name in known if name in supply and name not in params]
+    params |= {name: supply.get(name, role) for name in given if _wants(known[name], supply)}
     try:
         part = maker(**params)
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{where}: {_said(error)}") from error
-    if not isinstance(part, ROLES[role]):
-        raise ConfigError(f"{where}._target_ = {target}: must be a {ROLES[role].__name__}")
+    if not isinstance(part, kind):
+        raise ConfigError(f"{where}._target_ = {target}: must be a {kind.__name__}")
     return part
+
+
+def _wants(parameter: inspect.Parameter, supply: _Supply) -> bool:
+    """Tell whether to supply a parameter: one with a default may do without a predictor."""
+    optional = parameter.default is not inspect.Parameter.empty
+    return not (optional and parameter.name == "predictor" and supply.predictor is None)
+
+
+def _parameters(
+    maker: Callable[..., Any], where: str, target: str, kind: type
+) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(maker).parameters
+    except (ValueError, TypeError) as error:  # some built-in classes tell nothing of themselves
+        raise ConfigError(f"{where}._target_ = {target}: must be a {kind.__name__}") from error
+
+
+def _check_future(
+    known: Mapping[str, Any], maker: Callable[..., Any], where: str, target: str, supply: _Supply
+) -> None:
+    """Let only oracles know the future, and only where there is one beforehand."""
+    asked = [name for name in _FUTURE if name in known]
+    if asked and not getattr(maker, "oracle", False):
+        raise ConfigError(f"{where}: {target} takes {asked[0]} but is not marked oracle = True")
+    if asked and supply.is_open:
+        raise ConfigError(
+            f"{where}: {target} must know the future, which workload.arrivals leave to the clock: "
+            "must run with workload.arrivals = closed"
+        )
+    if "predictor" in known and supply.predictor is None and _is_required(known["predictor"]):
+        raise ConfigError(f"{where}: {target} needs a predictor: policy.predictor must be given")
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    return parameter.default is inspect.Parameter.empty
 
 
 def _said(error: BaseException) -> str:

@@ -85,14 +85,25 @@ _WINDOW: Rule = (
 )
 _GROUP: Rule = (lambda value: isinstance(value, Mapping), "must be a group of settings")
 
-OPTIONAL_ROLES = ("placement", "prefetch", "routing", "repack", "stages", "host")
+OPTIONAL_ROLES = (
+    *("placement", "prefetch", "routing", "repack", "stages", "host"),
+    *("predictor", "sizing", "former"),
+)
 """The parts a policy may do without."""
+OPTIONAL_SETTINGS: dict[str, Rule] = {
+    "group_layers": _or_null(_at_least(1)),
+    "insert_cap": _or_null(_at_least(0)),
+    "low": _or_null(_GROUP),
+}
+"""The settings a policy may do without."""
+SCOPES = ("layer", "group", "global")
 SETTINGS: dict[str, dict[str, Rule]] = {
     "trace": {"name": _TEXT, "path": _TEXT},
     "policy": {
         "name": _TEXT,
-        "scope": (lambda value: value in ("layer", "global"), "must be 'layer' or 'global'"),
+        "scope": (lambda value: value in SCOPES, "must be 'layer', 'group' or 'global'"),
         **dict.fromkeys(("cache", *OPTIONAL_ROLES), _GROUP),
+        **OPTIONAL_SETTINGS,
     },
     "cache": {
         "ratio": (_is_ratio, "must be a number in [0, 1]"),
@@ -144,7 +155,7 @@ def _check_keys(found: Mapping[str, Any], known: Mapping[str, Any], prefix: str)
         if key not in known:
             raise ConfigError(f"{prefix}{key}: unknown key{did_you_mean(str(key), known)}")
     for key in known:
-        if key not in found and key not in OPTIONAL_ROLES:
+        if key not in found and key not in OPTIONAL_ROLES and key not in OPTIONAL_SETTINGS:
             raise ConfigError(f"{prefix}{key}: missing, must be given")
 
 

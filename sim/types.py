@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.routing import Choices as Choices
+from sim.routing import LayerRouting as LayerRouting
 from traces.schema import DECODE, PREFILL
+from traces.schema import NO_EXPERT as NO_EXPERT
 
 if TYPE_CHECKING:
     from sim.residency import Residency
@@ -41,21 +44,49 @@ class ExpertKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KeySpace:
-    """Translates between int keys and (layer, expert)."""
+    """Translates between int keys and (layer, expert).
+
+    With ``num_copies`` = 2 every expert has a second copy of lower precision, with a key of its own. The
+    keys of a layer's copies of one precision are a *bank*: bank ``layer`` holds those of full precision,
+    bank ``num_layers + layer`` the low ones. What is asked of a bank may be asked of a layer.
+    """
 
     num_layers: int
     num_experts: int
+    num_copies: int = 1
 
     def key(self, layer: int, expert: int) -> int:
         """Return the int key of one expert."""
         return layer * self.num_experts + expert
 
     def unpack(self, key: int) -> ExpertKey:
-        """Return (layer, expert) of an int key."""
-        return ExpertKey(*divmod(key, self.num_experts))
+        """Return (layer, expert) of an int key, whatever its precision."""
+        bank, expert = divmod(key, self.num_experts)
+        return ExpertKey(bank % self.num_layers, expert)
+
+    @property
+    def num_banks(self) -> int:
+        """Number of banks."""
+        return self.num_layers * self.num_copies
+
+    def bank(self, key: int) -> int:
+        """Return the bank of a key."""
+        return key // self.num_experts
+
+    def low(self, key: int) -> int:
+        """Return the key of the low-precision copy of an expert, given that of the other one."""
+        return key + self.num_layers * self.num_experts
+
+    def high(self, key: int) -> int:
+        """Return the key of the full-precision copy of an expert, given that of either."""
+        return key % (self.num_layers * self.num_experts)
+
+    def is_low(self, key: int) -> bool:
+        """Tell whether a key is that of a low-precision copy."""
+        return key >= self.num_layers * self.num_experts
 
     def layer_keys(self, layer: int) -> range:
-        """Return all keys of a layer."""
+        """Return all keys of a layer (or bank), in full precision unless it is a bank of low copies."""
         return range(layer * self.num_experts, (layer + 1) * self.num_experts)
 
     def check(self, key: int, source: str) -> None:
@@ -64,7 +95,7 @@ class KeySpace:
             raise ValueError(f"{source}: key = {key}: must be in [0, {len(self)})")
 
     def __len__(self) -> int:
-        return self.num_layers * self.num_experts
+        return self.num_layers * self.num_experts * self.num_copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +107,8 @@ class StepInfo:
     entries the step's attention reads, summed over its sequences, ``attention_pairs`` that of (new
     token, KV entry) pairs it computes, ``held_kv_tokens`` that of tokens whose keys and values are in
     memory when the step ends, those of requests that sit it out included. ``num_outputs`` sequences
-    yield a token. The first ``num_decoding`` tokens are decoded ones; prompt tokens follow.
+    yield a token. The first ``num_decoding`` tokens are decoded ones; prompt tokens follow. ``stages``
+    are the annotated stages of the tokens, -1 unknown, or None where the trace has none.
     """
 
     step: int
@@ -90,71 +122,19 @@ class StepInfo:
     held_kv_tokens: int = 0
     num_outputs: int = 1
     num_decoding: int = 0
-
-
-class LayerRouting:
-    """What one layer's router chose for the tokens of one step.
-
-    Parameters
-    ----------
-    layer
-        The MoE layer.
-    experts
-        The distinct keys chosen: for one token in the router's order, for several by index.
-    token_counts
-        The number of tokens each of them serves.
-    ids, weights
-        The choices behind them, int[num_tokens, num_layers, top_k] and float of that shape, for the
-        whole step (so that a layer costs no copy); None where the driver has none.
-    """
-
-    __slots__ = ("_count", "_ids", "_weights", "experts", "layer", "token_counts")
-
-    def __init__(
-        self,
-        layer: int,
-        experts: Sequence[int],
-        token_counts: Sequence[int],
-        ids: NDArray[np.integer] | None = None,
-        weights: NDArray[np.floating] | None = None,
-    ) -> None:
-        self.layer = layer
-        self.experts = experts
-        self.token_counts = token_counts
-        self._ids = ids
-        self._weights = weights
-        self._count: dict[int, int] | None = None
-
-    def num_tokens(self, key: int) -> int:
-        """Number of the step's tokens that expert ``key`` serves."""
-        if self._count is None:
-            self._count = dict(zip(self.experts, self.token_counts, strict=True))
-        return self._count[key]
-
-    @property
-    def topk_ids(self) -> NDArray[np.integer] | None:
-        """Experts by token and slot, int[num_tokens, top_k], NO_EXPERT in an unused slot."""
-        return None if self._ids is None else self._ids[:, self.layer]
-
-    @property
-    def topk_weights(self) -> NDArray[np.floating] | None:
-        """Weights by token and slot as applied, float[num_tokens, top_k]."""
-        return None if self._weights is None else self._weights[:, self.layer]
-
-    def token_ids(self, expert: int) -> NDArray[np.intp]:
-        """Return the rows (token indices in the step) routed to ``expert``, an index in the layer."""
-        chosen = self.topk_ids
-        if chosen is None:
-            raise ValueError(f"layer {self.layer}: this routing has no topk_ids")
-        return np.flatnonzero((chosen == expert).any(axis=1))
+    stages: tuple[int, ...] | None = None
 
 
 class Service(IntEnum):
-    """How an expert that is not on the GPU is served."""
+    """How an expert is served."""
 
     LOAD = 0  # over the link into the cache, if the cache admits it
     BYPASS = 1  # over the link into a staging slot, used once
     CPU = 2  # computed where its weights lie
+    DEFER = (
+        3  # computed there as well, but added at the next MoE layer: lossy; in the last one as CPU
+    )
+    STAY = 4  # on the GPU already, and computed there
 
 
 class ExpertWork(NamedTuple):
@@ -162,6 +142,7 @@ class ExpertWork(NamedTuple):
 
     key: int
     num_tokens: int
+    resident: bool = False
 
 
 class LayerPlan:
@@ -229,6 +210,7 @@ class View:
     """The read-only world of a policy; it never holds the future.
 
     ``packed`` tells whether tokens are laid out by expert (see RepackPolicy);
+    ``routing`` is what the event under way computes, as rewritten;
     ``event`` counts (step, layer) pairs from 0; ``stage`` counts reasoning stages seen so far;
     ``now_ns`` is the driver's clock (always 0 in lockstep).
     """
@@ -242,6 +224,7 @@ class View:
     stage: int = 0
     now_ns: int = 0
     packed: bool = False
+    routing: LayerRouting = field(default_factory=lambda: LayerRouting(0, (), ()), repr=False)
 
     @property
     def num_layers(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import compress, pairwise
@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.arrivals import CLOSED, POISSON, Arrivals, ClosedLoop, OpenLoop, poisson_ns, recorded_ns
+from sim.batching import Batch, TokenKeys
+from sim.policies.base import BatchFormer
 from sim.schedule import Admitted, Limits, Refused, Schedule, WorkStep
 from sim.tiling import Request, Tiling, select_requests
-from sim.types import ConfigError, LayerRouting
+from sim.types import Choices, ConfigError, LayerRouting
 from traces.schema import NO_EXPERT, Trace
 
 __all__ = [
@@ -39,7 +41,7 @@ class Workload:
     trace
         The recorded routing.
     batch_size
-        Requests that run at one time, >= 1.
+        Requests of which one step decodes a token at most, >= 1.
     requests
         The requests to run, or a range of them by order in the trace, (first, last + 1); None takes
         all. Those left out stay free for calibration.
@@ -54,7 +56,12 @@ class Workload:
     length, cut, repeat
         See :class:`sim.tiling.Tiling`.
     kv_limit_tokens
-        Sum of the final lengths of all requests that run at one time, at most; None: no limit.
+        Sum of the final lengths of all requests that are in memory at one time, at most; None: no limit.
+    waiting
+        Requests that are in memory at one time, >= batch_size, so that a step decodes some of them
+        (see sim/batching.py); None: batch_size.
+    max_wait_steps
+        Steps after which one that was left out must run, >= 0; None: no bound.
     """
 
     def __init__(
@@ -72,6 +79,8 @@ class Workload:
         cut: bool = False,
         repeat: int = 1,
         kv_limit_tokens: int | None = None,
+        waiting: int | None = None,
+        max_wait_steps: int | None = None,
     ) -> None:
         for name, count in (
             ("batch_size", batch_size),
@@ -80,13 +89,20 @@ class Workload:
         ):
             if count is not None and count < 1:
                 raise ConfigError(f"workload.{name} = {count}: must be >= 1")
+        if waiting is not None and waiting < batch_size:
+            raise ConfigError(
+                f"workload.waiting = {waiting}: must be >= workload.batch_size = {batch_size}, or null"
+            )
         if requests is None or isinstance(requests, tuple):
             requests = select_requests(trace, requests, "workload.requests")
         tiling = Tiling(length, cut, repeat)
         self.trace = trace
         self.batch_size = batch_size
         self.requests: Sequence[Request] = tiling.apply(requests)
-        self.limits = Limits(batch_size, prefill_chunk, mixed, kv_limit_tokens)
+        places = waiting, max_wait_steps
+        self.limits = Limits(batch_size, prefill_chunk, mixed, kv_limit_tokens, *places)
+        self._make_former: Callable[[], BatchFormer] | None = None
+        self._former_key: Hashable = None
         self.made_note = tiling.note(requests)
         self.is_open = arrivals != CLOSED
         self._times_ns = _times_ns(arrivals, rate_per_s, seed, len(self.requests))
@@ -129,7 +145,7 @@ class Workload:
         if not self.is_open:
             return self._extent[1]
         lengths = [len(request.rows) for request in self.requests if self._fits(request)]
-        bound = sum(sorted(lengths, reverse=True)[: self.batch_size])
+        bound = sum(sorted(lengths, reverse=True)[: self.limits.places])
         limit = self.limits.kv_tokens
         return bound if limit is None else min(bound, limit)
 
@@ -141,20 +157,32 @@ class Workload:
         )
         self.__dict__.pop("_extent", None)  # of the schedule without this limit
 
+    def form_batches(self, make: Callable[[], BatchFormer], key: Hashable) -> None:
+        """Let a rule choose who decodes; ``make`` gives a fresh one for each time that the work is played.
+
+        ``key`` tells the rule from others. Without it the longest waiting run first.
+        """
+        self._make_former, self._former_key = make, key
+        self.__dict__.pop("_extent", None)  # of the schedule without this rule
+
+    def token_keys(self) -> TokenKeys:
+        """Return the experts of the tokens of this work's requests."""
+        return TokenKeys(self.trace, self.requests)
+
     def key(self) -> tuple[Any, ...]:
         """Return what tells this work from other work on the same trace; hashable."""
         lengths = tuple((r.source_id, r.num_prompt, len(r.rows)) for r in self.requests)
         times_ns = None if self._times_ns is None else tuple(self._times_ns)
-        return (lengths, self.limits, times_ns)
+        return (lengths, self.limits, times_ns, self._former_key)
 
     def schedule(self) -> Schedule:
         """Return the steps of a run, to be played from its beginning."""
         arrivals: Arrivals
         if self._times_ns is None:
-            arrivals = ClosedLoop(min(self.batch_size, len(self.requests)))
+            arrivals = ClosedLoop(min(self.limits.places, len(self.requests)))
         else:
             arrivals = OpenLoop(self._times_ns)
-        return Schedule(self.requests, arrivals, self.limits, self.trace.text)
+        return Schedule(self.requests, arrivals, self.limits, self.trace.text, self._batch())
 
     def steps(self) -> Iterator[WorkStep]:
         """Yield the steps of a run in which no step takes any time.
@@ -172,12 +200,19 @@ class Workload:
     def routings(self, step: WorkStep) -> list[LayerRouting]:
         """Return the routing of every layer for one step of this workload."""
         trace, rows = self.trace, step.rows
-        if len(rows) == 1:  # a view will do
-            only = slice(rows[0], rows[0] + 1)
-            weights = None if trace.expert_weights is None else trace.expert_weights[only]
-            return split_layers(trace.expert_ids[only], trace.meta.num_experts, weights)
-        weights = None if trace.expert_weights is None else trace.expert_weights[rows]
-        return split_layers(trace.expert_ids[rows], trace.meta.num_experts, weights)
+        one = len(rows) == 1  # a view will do
+        choices = Choices(trace, slice(rows[0], rows[0] + 1) if one else rows)
+        ids = choices.column("expert_ids")
+        assert ids is not None
+        return split_layers(ids, trace.meta.num_experts, choices)
+
+    def _batch(self) -> Batch | None:
+        """Return who decides which requests decode; None where all of them do, or the longest waiting."""
+        limits, make = self.limits, self._make_former
+        if make is None or limits.places == limits.batch_size:
+            return None
+        bound, keys_of_row = limits.max_wait_steps, self.token_keys().of_row
+        return Batch(limits.batch_size, True, bound, make(), keys_of_row)
 
     def _fits(self, request: Request) -> bool:
         return self.limits.fits_alone(request)
@@ -214,7 +249,7 @@ def _first_keys(num_layers: int, num_experts: int) -> NDArray[np.int64]:
 
 
 def split_layers(
-    ids: NDArray[np.integer], num_experts: int, weights: NDArray[np.floating] | None = None
+    ids: NDArray[np.integer], num_experts: int, choices: Choices | None = None
 ) -> list[LayerRouting]:
     """Turn one step's choices int[num_tokens, num_layers, top_k] into a routing for each layer.
 
@@ -231,8 +266,7 @@ def split_layers(
             ]
         ones = (1,) * top_k
         return [
-            LayerRouting(layer, keys, ones[: len(keys)], ids, weights)
-            for layer, keys in enumerate(rows)
+            LayerRouting(layer, keys, ones[: len(keys)], choices) for layer, keys in enumerate(rows)
         ]
     counts = np.zeros(num_layers * num_experts, dtype=np.int64)
     for first in range(0, num_tokens, _BLOCK_TOKENS):  # so that a long prompt takes little memory
@@ -245,6 +279,6 @@ def split_layers(
     bounds = np.searchsorted(used, np.arange(num_layers + 1) * num_experts).tolist()
     experts, token_counts = used.tolist(), counts[used].tolist()
     return [
-        LayerRouting(layer, experts[low:high], token_counts[low:high], ids, weights)
+        LayerRouting(layer, experts[low:high], token_counts[low:high], choices)
         for layer, (low, high) in enumerate(pairwise(bounds))
     ]

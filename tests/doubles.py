@@ -98,7 +98,7 @@ class ScriptedPlacement(PlacementPolicy):
         self._script = script
 
     def place(self, work: Sequence[ExpertWork], view: View) -> Sequence[Service]:
-        return [self._script.get(key, Service.LOAD) for key, _ in work]
+        return [self._script.get(key, Service.LOAD) for key, *_ in work]
 
 
 class SplitTokens(RepackPolicy):

@@ -63,7 +63,7 @@ def test_every_experiment_composes(experiment: str) -> None:
         ("workload.requests=[3,1]", "workload.requests = [3, 1]: must be a range within"),
         ("workload.requests=3", "workload.requests = 3: must be [first, last + 1]"),
         ("calibration.requests=[0,7]", "calibration.requests = [0, 7]: must be a range within"),
-        ("policy.scope=tier", "policy.scope = tier: must be 'layer' or 'global'"),
+        ("policy.scope=tier", "policy.scope = tier: must be 'layer', 'group' or 'global'"),
         ("+policy.cahce={}", "policy.cahce: unknown key; did you mean 'cache'?"),
         (
             "policy.cache._target_=sim.policies.classic.LRV",

@@ -2,15 +2,15 @@
 
 A :class:`CachePolicy` object rules one pool (one layer's slots, or the slots of all layers): the
 builder makes one copy a pool. The Offloader calls, for each event (step, layer) in this order:
-rewrite, observe, on_hit, place, then admits / choose_victim / on_insert / on_evict for each miss,
-then wants and propose.
+rewrite, observe (the predictor first), on_hit, place, then admits / choose_victim / on_insert /
+on_evict for each miss, then wants and propose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,10 @@ class Policy:
     """True for a policy that was given the future through its constructor."""
     lossy: ClassVar[bool] = False
     """True for a policy that changes the model's answer."""
+    assumed: ClassVar[bool] = False
+    """True for a policy whose accuracy is set, not earned: runs of it are labelled."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Optional trace columns without which the policy cannot work."""
 
     def begin_step(self, view: View) -> None:
         """Learn that a step begins; ``view.step`` tells which."""
@@ -105,11 +109,29 @@ class PrefetchPolicy(Policy):
         return ()
 
 
+class Predictor(Policy):
+    """Says how likely experts are to be used; one object, which cache, prefetch and placement share."""
+
+    def scores(self, layer: int, view: View) -> Sequence[float] | NDArray[np.floating]:
+        """Return how likely each expert of ``layer`` is used at that layer's next event, [num_experts].
+
+        For a layer after ``view.layer`` that is in this step, for others in the next one. Higher is
+        likelier; what is 0 or less is not expected at all.
+        """
+        raise NotImplementedError
+
+
 class PlacementPolicy(Policy):
     """Decides how missing experts are served."""
 
+    places_hits: ClassVar[bool] = False
+    """True: :meth:`place` is asked about all experts of an event, those on the GPU marked ``resident``."""
+
     def place(self, work: Sequence[ExpertWork], view: View) -> Sequence[Service]:
-        """Return a service for each missing expert of the event, in the order given."""
+        """Return a service for each expert asked about, in the order given.
+
+        A missing expert may be answered LOAD, BYPASS, CPU or DEFER, a resident one STAY or CPU.
+        """
         raise NotImplementedError
 
 
@@ -142,11 +164,54 @@ class StageDetector(Policy):
         raise NotImplementedError
 
 
+class SizingPolicy(Policy):
+    """Shares the slots of GPU memory among the pools of the layers."""
+
+    def slots(self, num_slots: int) -> Sequence[int]:
+        """Return how many of ``num_slots`` slots each layer gets, [num_layers]; the sum may be less."""
+        raise NotImplementedError
+
+
+class Waiting(NamedTuple):
+    """A request that may decode next.
+
+    ``steps_waited`` counts the steps that have decoded without it since it last ran, ``num_tokens`` the
+    tokens of it that are processed, prompt included; ``last_keys`` has a bit for each key (of all
+    layers) that the last of them used, 0 where there is none.
+    """
+
+    request_id: int
+    steps_waited: int
+    num_tokens: int
+    last_keys: int
+
+
+class BatchFormer(Policy):
+    """Chooses which requests decode together where more are in memory than a step decodes.
+
+    Its answers may depend on what :meth:`choose` is told, now and before, and on nothing else: the steps
+    of a run are also worked out beforehand, by another object of the same kind. So it must not override
+    begin_step or observe.
+    """
+
+    def choose(
+        self, waiting: Sequence[Waiting], size: int, due: Sequence[Waiting] = ()
+    ) -> Sequence[int]:
+        """Return the places in ``waiting`` of those that run next, at most ``size``.
+
+        At least one unless some are ``due``: these have waited as long as they may and run besides.
+        Called in each step in which more wait than fit; ``waiting`` and ``due`` are in the order of the
+        time waited, the longest first.
+        """
+        raise NotImplementedError
+
+
 @dataclass(slots=True)
 class PolicySet:
     """The parts that together run a model: ``caches`` holds one policy a pool of GPU memory.
 
-    ``host`` rules host memory where that is a cache above storage.
+    ``host`` rules host memory where that is a cache above storage. ``calibrated`` tells whether any part
+    has learned from calibration requests.
     """
 
     caches: Sequence[CachePolicy]
@@ -156,12 +221,23 @@ class PolicySet:
     repack: RepackPolicy | None = None
     stages: StageDetector | None = None
     host: CachePolicy | None = None
+    predictor: Predictor | None = None
+    sizing: SizingPolicy | None = None
+    former: BatchFormer | None = None
+    calibrated: bool = False
 
     def parts(self) -> list[Policy]:
         """Return the distinct policy objects that may learn, in a fixed order."""
         found: list[Policy] = []
-        others = (self.placement, self.prefetch, self.routing, self.repack, self.stages, self.host)
-        for part in (*self.caches, *others):
+        deciders = (
+            self.placement,
+            self.prefetch,
+            self.routing,
+            self.repack,
+            self.stages,
+            self.host,
+        )
+        for part in (self.predictor, *self.caches, *deciders, self.sizing, self.former):
             if part is not None and not any(part is known for known in found):
                 found.append(part)
         return found
@@ -172,6 +248,11 @@ class PolicySet:
         return any(part.oracle for part in self.parts())
 
     @property
+    def assumed(self) -> bool:
+        """True when the accuracy of any part is assumed."""
+        return any(part.assumed for part in self.parts())
+
+    @property
     def lossy(self) -> bool:
         """True when any part changes the answer."""
         return any(part.lossy for part in self.parts())
@@ -179,7 +260,7 @@ class PolicySet:
 
 def overriding(parts: Sequence[Policy], hook: str) -> list[Policy]:
     """Return the parts whose class overrides ``hook``, so that no-ops cost nothing in the hot path."""
-    bases = (Policy, CachePolicy, PrefetchPolicy)
+    bases = (Policy, CachePolicy, PrefetchPolicy)  # those with no-op hooks
     return [
         part
         for part in parts

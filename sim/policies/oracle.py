@@ -38,6 +38,26 @@ class NextUse:
         return uses[place] if place < len(uses) else NEVER
 
 
+class Future:
+    """Which experts each event uses, for one fixed sequence of events.
+
+    Parameters
+    ----------
+    events
+        The routings of the run in the order the driver will plan them.
+    """
+
+    def __init__(self, events: Iterable[LayerRouting]) -> None:
+        self._used = [tuple(routing.experts) for routing in events]
+
+    def __len__(self) -> int:
+        return len(self._used)
+
+    def used(self, event: int) -> Sequence[int]:
+        """Return the keys that an event uses, counted from 0; () before the first and past the last."""
+        return self._used[event] if 0 <= event < len(self._used) else ()
+
+
 class Belady(CachePolicy):
     """Drop the expert whose next use is farthest away (Belady 1966).
 

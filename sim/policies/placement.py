@@ -26,5 +26,5 @@ class InSituCPU(PlacementPolicy):
             if costs.expert_cpu_ns(layer, tokens)
             < load_ns + costs.expert_gpu_ns(layer, tokens, packed)
             else Service.LOAD
-            for _, tokens in work
+            for _, tokens, _ in work
         ]
