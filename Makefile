@@ -22,9 +22,11 @@ bench: $(VENV)/dev.stamp ## speed as ratios against a baseline of the same run
 train: $(VENV)/dev.stamp ## train the bundled model anew (about an hour on two cores)
 	$(BIN)/python -m traces.tiny.train
 
-record: $(VENV)/dev.stamp ## record the bundled trace anew from the bundled model
+record: $(VENV)/dev.stamp ## record the bundled traces anew from the bundled model
 	$(BIN)/greenroom record --model tiny --out traces/tiny/trace.parquet \
-		--requests 96 --batch-size 16 --seed 2026 --licence Apache-2.0
+		--requests 96 --batch-size 16 --seed 2026 --gates-ahead 3 --licence Apache-2.0
+	$(BIN)/greenroom record --model tiny --out traces/tiny/logits.parquet \
+		--requests 10 --batch-size 10 --seed 2027 --gates-ahead 3 --logits --licence Apache-2.0
 
 clean: ## remove the environment and all outputs
 	rm -rf $(VENV) outputs multirun build dist *.egg-info

@@ -20,7 +20,8 @@ from hwmodels.units import transfer_ns
 class CostModel:
     """Costs of a model's work on a machine, in int nanoseconds, rounded up.
 
-    Asked millions of times by a simulation, so answers about experts are kept.
+    Asked millions of times by a simulation, so answers about experts are kept. Where the shape has
+    low-precision copies, a ``layer`` from num_moe_layers on means those of layer - num_moe_layers.
 
     Parameters
     ----------
@@ -38,9 +39,10 @@ class CostModel:
         self.engine = engine
         self._kernels = KernelCosts(shape, machine, engine)
         self._host = HostCosts(shape, machine, engine)
-        self._is_grouped = engine.kernels == "grouped" and machine.gpu is not None
+        self.is_grouped = engine.kernels == "grouped" and machine.gpu is not None
         self._gpu_ns: dict[tuple[int, int, bool], int] = {}
-        self._group_ns: dict[tuple[int, int, int, bool], int] = {}
+        self._group_ns: dict[tuple[int, int, int, bool, int], int] = {}
+        self._block_tokens = engine.group_block_tokens if self.is_grouped else 1
         self._cpu_work: dict[tuple[int, int], CPUWork] = {}
         self._cpu_ns: dict[tuple[int, int], int] = {}
 
@@ -75,7 +77,7 @@ class CostModel:
             rate = self._storage.bytes_per_s(*blocks)
         else:
             rate = link.load_bytes_per_s
-        layers = range(self.shape.num_moe_layers)
+        layers = range(self.shape.num_banks)
         return [transfer_ns(self.shape.expert_bytes(layer), rate) for layer in layers]
 
     @property
@@ -92,16 +94,17 @@ class CostModel:
     def expert_gpu_ns(self, layer: int, num_tokens: int, packed: bool) -> int:
         """Compute one expert, on its own, whose weights are in the device's memory.
 
-        launches * launch + max(kernel floor, weight bytes / rate, operations / matmul rate), and what
-        grouped kernels pay for tokens that are not packed; 0 for no tokens. ``packed``: the layer's
-        tokens were permuted by expert (:meth:`pack_ns`). Without a GPU it is :meth:`expert_cpu_ns`.
+        launches * launch + max(kernel floor, weight bytes / rate, operations / matmul rate), and the
+        bytes that tokens which are not packed cost; 0 for no tokens. ``packed``: the layer's tokens were
+        permuted by expert (:meth:`pack_ns`). Without a GPU it is :meth:`expert_cpu_ns`.
         """
         cost = self._gpu_ns.get((layer, num_tokens, packed))
         if cost is None:
             if self.machine.gpu is None:
                 cost = self.expert_cpu_ns(layer, num_tokens)
             else:
-                cost = self._kernel_set_ns(layer, 1, num_tokens, packed)
+                rows = self.padded_tokens((num_tokens,))
+                cost = self._kernel_set_ns(layer, 1, num_tokens, packed, rows)
             self._gpu_ns[layer, num_tokens, packed] = cost
         return cost
 
@@ -110,19 +113,46 @@ class CostModel:
 
         Per-expert kernels: one after another. Grouped: one set of kernels for all.
         """
-        if not self._is_grouped:
+        if not self.is_grouped:
             return sum([self.expert_gpu_ns(layer, count, packed) for count in token_counts])
         used = sum([1 for count in token_counts if count])
-        key = (layer, used, sum(token_counts), packed)
+        key = (layer, used, sum(token_counts), packed, self.padded_tokens(token_counts))
         cost = self._group_ns.get(key)
         if cost is None:
             cost = self._group_ns[key] = self._kernel_set_ns(*key)
         return cost
 
-    def _kernel_set_ns(self, layer: int, num_experts: int, num_tokens: int, packed: bool) -> int:
+    def _kernel_set_ns(
+        self, layer: int, num_experts: int, num_tokens: int, packed: bool, num_rows: int
+    ) -> int:
         self._check_layer(layer)
         _check(num_tokens=num_tokens)
-        return self._kernels.experts_ns(layer, num_experts, num_tokens, packed)
+        return self._kernels.experts_ns(layer, num_experts, num_tokens, packed, num_rows)
+
+    def padded_tokens(self, token_counts: Sequence[int]) -> int:
+        """Return how many tokens the kernels compute for experts that have ``token_counts``.
+
+        Grouped kernels pad those of each expert to whole blocks.
+        """
+        size = self._block_tokens
+        return sum(token_counts) if size == 1 else sum([-(-n // size) for n in token_counts]) * size
+
+    def expert_launches(self, packed: bool) -> int:
+        """Return how many kernels one set of them is; 0 without a GPU."""
+        return self._kernels.expert_launches(packed) if self.machine.gpu else 0
+
+    @property
+    def pack_launches(self) -> int:
+        """Kernels that permute a layer's tokens; 0 without a GPU."""
+        return self.engine.pack_launches if self.machine.gpu else 0
+
+    def gather_bytes(self, num_tokens: int, packed: bool) -> int:
+        """Return the activation bytes that expert kernels move to gather and scatter; 0 without a GPU."""
+        return self._kernels.gather_bytes(num_tokens, packed) if self.machine.gpu else 0
+
+    def pack_bytes(self, num_tokens: int) -> int:
+        """Return the activation bytes that permuting a layer's tokens moves."""
+        return self._kernels.pack_bytes(num_tokens)
 
     def pack_ns(self, num_tokens: int) -> int:
         """Permute a layer's tokens by expert and back."""
@@ -198,8 +228,8 @@ class CostModel:
         return self._kernels.step_ns(num_tokens, num_outputs, kv_tokens, attention_pairs)
 
     def _check_layer(self, layer: int) -> None:
-        if not 0 <= layer < self.shape.num_moe_layers:
-            raise ValueError(f"layer = {layer}: must be in [0, {self.shape.num_moe_layers})")
+        if not 0 <= layer < self.shape.num_banks:
+            raise ValueError(f"layer = {layer}: must be in [0, {self.shape.num_banks})")
 
 
 def _check(**counts: int) -> None:

@@ -73,6 +73,8 @@ class Engine:
     """The same when its tokens lie together already: gate-up, activation, down."""
     pack_launches: int
     """Permute and unpermute of a layer's tokens."""
+    group_block_tokens: int
+    """Grouped kernels compute the tokens of each expert in blocks of so many, the last one padded."""
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], name: str = "engine") -> Engine:

@@ -25,40 +25,59 @@ class KernelCosts:
         self._gpu = machine.device
         self._launch_ns = self._gpu.graph_launch_ns if engine.graph else self._gpu.launch_ns
         self._dispatch_ns = 0 if machine.gpu else machine.cpu.dispatch_ns
-        self._is_grouped = engine.kernels == "grouped"
         self._token_bytes = shape.hidden_size * ACTIVATION_BYTES
         self._kv_bytes = shape.kv_bytes_per_token_layer
         self._pair_flops = shape.attention_flops_per_pair
         self._matrices_ns: dict[int, int] = {}
 
-    def experts_ns(self, layer: int, num_experts: int, num_tokens: int, packed: bool) -> int:
-        """Compute one set of kernels over ``num_experts`` experts that have ``num_tokens`` in all.
+    def expert_launches(self, packed: bool) -> int:
+        """Return how many kernels one set of them is."""
+        return self._engine.expert_launches_packed if packed else self._engine.expert_launches
 
-        A set of per-expert kernels has one expert; its gather and scatter are launches of their own, and
-        activation traffic is left out. Grouped kernels of tokens that are not packed read and write them
-        through an index: each is read and written before and after, at the memory rate (model
-        assumption).
+    def gather_bytes(self, num_tokens: int, packed: bool) -> int:
+        """Return the activation bytes that a set of kernels moves to gather and scatter its tokens.
+
+        Each is read and written before and after, by kernels of their own or through an index (model
+        assumption); none where tokens are packed.
         """
-        if not num_tokens:
-            return 0
-        shape, engine = self._shape, self._engine
-        rate = self._gpu.expert_bytes_per_s(shape.expert_bits_of(layer))
-        weights_ns = transfer_ns(num_experts * shape.expert_bytes(layer), rate)
-        launches = engine.expert_launches_packed if packed else engine.expert_launches
-        time_ns = self._kernels_ns(launches, weights_ns, num_tokens * shape.expert_flops_per_token)
-        if self._is_grouped and not packed:
-            time_ns += self._memory_ns(4 * num_tokens * self._token_bytes)
-        return time_ns
+        return 0 if packed else 4 * num_tokens * self._token_bytes
 
-    def pack_ns(self, num_tokens: int) -> int:
-        """Permute a layer's tokens by expert and back: launches + activation bytes / memory rate.
+    def pack_bytes(self, num_tokens: int) -> int:
+        """Return the activation bytes that it takes to permute a layer's tokens by expert and back.
 
         Each token is read once and written top_k times, and the reverse afterwards (model assumption).
         """
+        return 2 * num_tokens * (1 + self._shape.top_k) * self._token_bytes
+
+    def experts_ns(
+        self,
+        layer: int,
+        num_experts: int,
+        num_tokens: int,
+        packed: bool,
+        num_rows: int | None = None,
+    ) -> int:
+        """Compute one set of kernels over ``num_experts`` experts that have ``num_tokens`` in all.
+
+        A set of per-expert kernels has one expert. ``num_rows`` are the tokens with those of the padding
+        that grouped kernels compute as well. What gathers and scatters moves its bytes at the memory
+        rate, on top.
+        """
         if not num_tokens:
             return 0
-        moved = 2 * num_tokens * (1 + self._shape.top_k) * self._token_bytes
-        return self._engine.pack_launches * self._launch_ns + self._memory_ns(moved)
+        shape = self._shape
+        rate = self._gpu.expert_bytes_per_s(shape.expert_bits_of(layer))
+        weights_ns = transfer_ns(num_experts * shape.expert_bytes(layer), rate)
+        flops = (num_tokens if num_rows is None else num_rows) * shape.expert_flops_per_token
+        time_ns = self._kernels_ns(self.expert_launches(packed), weights_ns, flops)
+        return time_ns + self._memory_ns(self.gather_bytes(num_tokens, packed))
+
+    def pack_ns(self, num_tokens: int) -> int:
+        """Permute a layer's tokens by expert and back: launches + activation bytes / memory rate."""
+        if not num_tokens:
+            return 0
+        moved_ns = self._memory_ns(self.pack_bytes(num_tokens))
+        return self._engine.pack_launches * self._launch_ns + moved_ns
 
     def dense_ns(self, num_tokens: int, kv_tokens: int, attention_pairs: int) -> int:
         """Run one MoE layer without its routed experts: attention, router, shared experts."""

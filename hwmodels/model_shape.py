@@ -57,6 +57,8 @@ class ModelShape:
     expert_bits_by_layer: Numbers | None = None
     priced_from: tuple[int, int, int] | None = None
     """MoE layers, experts and top-k of the model itself, if a trace's stand in their place."""
+    low_bits: float | None = None
+    """Bits a weight of second copies of all experts, where a policy keeps them."""
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], name: str = "model") -> ModelShape:
@@ -67,7 +69,9 @@ class ModelShape:
         own = mapping
         if isinstance(mapping, Mapping) and mapping.get("expert_bits_by_layer") is not None:
             own = {**mapping, "expert_bits": 1}  # their mean, once they are read
-        values = read_fields(cls, own, name, may_be_zero=_MAY_BE_ZERO, skip=("priced_from",))
+        values = read_fields(
+            cls, own, name, may_be_zero=_MAY_BE_ZERO, skip=("priced_from", "low_bits")
+        )
         if by_layer := values.get("expert_bits_by_layer"):
             values["expert_bits"] = sum(by_layer) / len(by_layer)
         shape = cls(**values)
@@ -214,12 +218,19 @@ class ModelShape:
 
     # -- bytes -------------------------------------------------------------------------------------
 
+    @property
+    def num_banks(self) -> int:
+        """Number of sets of experts: one a MoE layer, and one more each where there are low copies."""
+        return self.num_moe_layers * (1 if self.low_bits is None else 2)
+
     def expert_bytes(self, layer: int) -> int:
-        """Return the bytes of one routed expert of MoE layer ``layer``."""
+        """Return the bytes of one routed expert of MoE layer ``layer``; see :meth:`expert_bits_of`."""
         return weight_bytes(self.expert_params, self.expert_bits_of(layer))
 
     def expert_bits_of(self, layer: int) -> float:
-        """Return the bits a weight of the experts of MoE layer ``layer``."""
+        """Return the bits a weight of MoE layer ``layer``'s experts; num_moe_layers more: of low copies."""
+        if self.low_bits is not None and self.num_moe_layers <= layer < self.num_banks:
+            return self.low_bits
         self._check_layer(layer)
         return self.expert_bits_by_layer[layer] if self.expert_bits_by_layer else self.expert_bits
 

@@ -75,8 +75,8 @@ class Ahead:
                 freed_bytes += residency.expert_bytes(key)
         return freed_bytes
 
-    def plan(self, plan: LayerPlan) -> None:
-        """Add to a plan the loads that are worth while and fit."""
+    def plan(self, plan: LayerPlan, kept: Sequence[int]) -> None:
+        """Add to a plan the loads that are worth while and fit; ``kept`` the layer before has deferred."""
         room = self._limit - len(self.under_way)
         if room <= 0:
             return
@@ -86,16 +86,18 @@ class Ahead:
             return
         busy = set(plan.bypasses)  # already on their way to a staging slot
         if self._exclusive_host:  # a copy to the GPU takes away what the CPU computes with
-            busy.update(plan.on_cpu)
+            busy.update(plan.on_cpu, plan.deferred, kept)
         prefetches: list[int] = []
         evicts = list(plan.evicts)
+        state, num_keys, admit = residency.state, len(residency.state), self._room.admit
         for key in dict.fromkeys(wanted):
-            if len(prefetches) == room:
-                break
-            residency.keys.check(key, "prefetch")
-            absent = residency.state[key] == ABSENT and key not in busy
-            if absent and self._room.admit(key, self._owner[key], evicts):
+            if not 0 <= key < num_keys:
+                residency.keys.check(key, "prefetch")
+            absent = state[key] == ABSENT and key not in busy
+            if absent and admit(key, self._owner[key], evicts):
                 prefetches.append(key)
+                if len(prefetches) == room:
+                    break
         self.under_way.update(prefetches)
         self._room.unused_prefetches.update(prefetches)
         plan.prefetches = prefetches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sim.hardware import Hardware
+from sim.insitu import InSitu
 from sim.kernels import Kernels
 from sim.offloader import Offloader
 from sim.types import LayerPlan, StepInfo
@@ -14,23 +15,28 @@ class AtOnce:
     What tests/test_laws_engine.py holds against the same runs with events.
     """
 
-    def __init__(self, hardware: Hardware, kernels: Kernels, offloader: Offloader) -> None:
+    def __init__(
+        self, hardware: Hardware, kernels: Kernels, cpu: InSitu, offloader: Offloader
+    ) -> None:
         self._issue_ns = hardware.issue_ns
+        self._cpu = cpu
         self._kernels = kernels
         self._gpu = kernels.gpus[0]
         self._offloader = offloader
         self._is_shared = hardware.memory is not None
 
     @staticmethod
-    def suits(hardware: Hardware) -> bool:
-        """Tell whether a machine's copies follow each other and each computes when it is there."""
+    def suits(hardware: Hardware, num_copies: int) -> bool:
+        """Tell whether copies follow each other, a layer's all alike, and each computes when it is there."""
         ready = hardware.copies_overlap and not hardware.in_order and not hardware.computes_chunks
         plain = hardware.num_gpus == 1 and not hardware.staging_ns and not hardware.reading
-        return ready and plain and hardware.times_alone
+        return ready and plain and hardware.times_alone and num_copies == 1
 
     def may_carry(self, plan: LayerPlan) -> bool:
         """Tell whether all of a plan's copies are waited for, and the link and memory are theirs alone."""
-        if plan.late or plan.prefetches or (plan.on_cpu and self._is_shared):
+        if plan.late or plan.prefetches:
+            return False
+        if self._is_shared and (plan.on_cpu or plan.deferred or self._cpu.num_under_way):
             return False
         return self._gpu.link.is_idle
 

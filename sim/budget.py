@@ -9,10 +9,12 @@ from typing import Any
 from hwmodels.cost import CostModel
 from hwmodels.machine import Machine
 from hwmodels.units import GB
+from sim.capacity import capacities, check_pools, joint_budget
 from sim.kv import JointBudget
-from sim.policies.base import PolicySet
+from sim.policies.base import SizingPolicy
 from sim.pools import Pools
 from sim.residency import Residency
+from sim.settings import prefetch_limit
 from sim.types import ConfigError, KeySpace
 from sim.workload import Workload
 
@@ -41,8 +43,8 @@ class Budget:
 
     @property
     def all_expert_bytes(self) -> int:
-        """Bytes of all experts."""
-        return sum(self.pools.all_bytes)
+        """Bytes of all experts, in full precision."""
+        return self.pools.all_expert_bytes
 
     @property
     def cache_bytes(self) -> int:
@@ -51,7 +53,7 @@ class Budget:
 
     @property
     def cache_ratio(self) -> float:
-        """Share of all experts' bytes that the cache holds."""
+        """Capacity of the cache over the bytes of all experts, in full precision."""
         return self.cache_bytes / self.all_expert_bytes
 
     def residency(self, keys: KeySpace) -> Residency:
@@ -79,7 +81,7 @@ class Budget:
         Attention, its weights and its KV cache are where layers have their home, by layers.
         """
         pools = self.pools
-        homes = pools.layout.home_of_layer or (0,) * len(pools.layer_bytes)
+        homes = pools.layout.home_of_layer or (0,)
         shared = self.workspace_bytes + self.staging_bytes
         found = []
         for gpu in range(pools.num_gpus):
@@ -92,29 +94,47 @@ class Budget:
             found.append(dense + shared // pools.num_gpus + cache)
         return found
 
-    def check_event(self, policies: PolicySet, top_k: int) -> None:
-        """Refuse a cache that cannot hold the experts of one token in one layer."""
-        for pool, cache in enumerate(policies.caches):
-            slots = self.pool_bytes[pool] // self.pools.largest_bytes[pool]
-            needed = self.pools.event_slots(top_k)
-            if cache.needs_event_room and slots < needed:
-                raise ConfigError(
-                    f"{self.asked}: gives {slots} slots in pool {pool}; must hold at least "
-                    f"top_k = {top_k} experts, those of one event (step, layer)"
-                    + (f", {needed} on each GPU" if needed < top_k else "")
-                )
+    def crowded(self, top_k: int) -> str:
+        """Say so if a pool cannot hold the experts of one token in one layer, in either precision; else "".
+
+        An event's experts that find no room then run from staging slots.
+        """
+        pools = self.pools
+        sizes = zip(self.pool_bytes, pools.largest_bytes, strict=True)
+        slots_of = [capacity // size for capacity, size in sizes]
+        high = [pool for pool in range(len(slots_of)) if not pools.is_low[pool]]
+        least = min(
+            slots_of[pool] + sum(slots_of[low] for low in pools.low_pools_of(pool)) for pool in high
+        )
+        needed = pools.event_slots(top_k)
+        if least >= needed:
+            return ""
+        gpus = " on each GPU" if needed < top_k else ""
+        return (
+            f"{self.asked}: a pool holds {least} experts{_and_low(pools)}, fewer than the {needed} that a "
+            f"token uses in a layer{gpus}: the others run from staging slots"
+        )
 
 
-def plan_memory(config: Mapping[str, Any], costs: CostModel, workload: Workload) -> Budget:
+def plan_memory(
+    config: Mapping[str, Any],
+    costs: CostModel,
+    workload: Workload,
+    sizing: SizingPolicy | None = None,
+) -> Budget:
     """Divide the machine's memory as the configuration asks; raise if it does not fit.
 
-    Limits the workload's admission where KV cache has a budget.
+    ``sizing`` shares the cache out among the layers. Limits the workload's admission where KV cache has a
+    budget.
     """
     shape, machine, settings = costs.shape, costs.machine, _whole_sizes(config["cache"])
-    pools = Pools.of(costs, workload.num_experts, config["policy"]["scope"] == "global")
+    policy = config["policy"]
+    settings["prefetch_limit"] = prefetch_limit(config)
+    pools = Pools.of(costs, workload.num_experts, policy["scope"], policy.get("group_layers"))
+    check_pools(config, pools)
     kv_bytes_per_token = shape.kv_bytes_per_token_layer * shape.num_layers
-    joint = _joint(settings, pools, workload, kv_bytes_per_token)
-    asked, pool_bytes = _capacities(settings, pools, joint)
+    joint = joint_budget(config, settings, pools, workload, kv_bytes_per_token)
+    asked, pool_bytes = capacities(config, settings, pools, joint, sizing)
     staging = _staging_slots(settings, workload)
     budget = Budget(
         asked=asked,
@@ -139,50 +159,6 @@ def _whole_sizes(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**settings, **whole}
 
 
-def _joint(
-    settings: Mapping[str, Any], pools: Pools, workload: Workload, kv_bytes_per_token: int
-) -> JointBudget | None:
-    """Return the budget that KV and experts share, if they do, and limit admission by it."""
-    total = settings["joint_bytes"]
-    if total is None:
-        return None
-    for other in ("bytes", "kv_bytes"):
-        if settings[other] is not None:
-            raise ConfigError(
-                f"cache.{other} = {settings[other]}: must be null with cache.joint_bytes, which both share"
-            )
-    slots = max(pools.event_slots(workload.trace.meta.top_k), settings["prefetch_limit"])
-    least = tuple(
-        min(slots, count) * size
-        for count, size in zip(pools.num_keys, pools.largest_bytes, strict=True)
-    )
-    joint = JointBudget(total, kv_bytes_per_token, pools.all_bytes, least)
-    if joint.most_kv_tokens < 1:
-        raise ConfigError(
-            f"cache.joint_bytes = {total}: must hold {slots} experts in each pool and the KV cache of a "
-            f"token, {joint.least_bytes + kv_bytes_per_token} bytes"
-        )
-    workload.limit_kv(joint.most_kv_tokens)
-    return joint
-
-
-def _capacities(
-    settings: Mapping[str, Any], pools: Pools, joint: JointBudget | None
-) -> tuple[str, tuple[int, ...]]:
-    """Return what was asked for and the capacity of each pool."""
-    ratio, total = settings["ratio"], settings["bytes"]
-    if joint is not None:
-        return f"cache.joint_bytes = {joint.total_bytes}", tuple(joint.pool_bytes(0))
-    if total is not None:
-        every = sum(pools.all_bytes)
-        return f"cache.bytes = {total}", tuple(total * own // every for own in pools.all_bytes)
-    asked = f"cache.ratio = {ratio}"
-    if pools.is_global:
-        return asked, tuple(int(own * ratio) for own in pools.all_bytes)
-    whole = zip(pools.num_keys, pools.largest_bytes, strict=True)
-    return asked, tuple(int(count * ratio) * size for count, size in whole)
-
-
 def _kv_bytes(settings: Mapping[str, Any], workload: Workload, kv_bytes_per_token: int) -> int:
     """Return what is set aside for KV; a size that was asked for limits admission."""
     if settings["kv_bytes"] is not None:
@@ -200,7 +176,7 @@ def _host_bytes(
     settings: Mapping[str, Any], costs: CostModel, pools: Pools, cache_bytes: int
 ) -> int | None:
     """Return what experts may take of host memory; None if it holds all of them, or is the cache itself."""
-    machine, every = costs.machine, sum(pools.all_bytes)
+    machine, every = costs.machine, pools.stored_bytes
     if machine.kind != "discrete":
         if settings["host_bytes"] is not None:
             raise ConfigError(
@@ -208,7 +184,7 @@ def _host_bytes(
                 f"({machine.name}), whose one memory holds the cache itself"
             )
         if cache_bytes < every:
-            _check_storage(machine, every, f"the cache holds {cache_bytes / GB:.4g}")
+            _check_storage(machine, pools, f"the cache holds {cache_bytes / GB:.4g}")
         return None
     asked, share = settings["host_bytes"], int(_HOST_SHARE * machine.cpu.memory_bytes)
     if asked is None:
@@ -225,26 +201,36 @@ def _host_bytes(
         why = f"cache.host_bytes holds {asked / GB:.4g}"
     if asked >= every:
         return None
-    _check_storage(machine, every, why)
+    _check_storage(machine, pools, why)
     least = pools.least_host_bytes(settings["prefetch_limit"], costs.engine.exclusive_host)
     if asked < least:
         raise ConfigError(
-            f"cache.host_bytes = {asked}: must be >= {least}, a layer's experts and those on their way"
+            f"cache.host_bytes = {asked}: must be >= {least}, a layer's experts{_both(pools)} and those on "
+            "their way"
         )
     return int(asked)
 
 
-def _check_storage(machine: Machine, every: int, why: str) -> None:
-    storage = machine.storage
+def _and_low(pools: Pools) -> str:
+    return " and that of its low-precision copies" if pools.num_copies > 1 else ""
+
+
+def _both(pools: Pools) -> str:
+    """Return what to say of experts that host memory and storage hold twice."""
+    return " in both precisions (policy.low)" if pools.num_copies > 1 else ""
+
+
+def _check_storage(machine: Machine, pools: Pools, why: str) -> None:
+    storage, every, both = machine.storage, pools.stored_bytes, _both(pools)
     if storage is None:
         raise ConfigError(
             f"machine.storage: missing, must be given where not all experts are in memory: {why} of "
-            f"{every / GB:.4g} GB (machine {machine.name})"
+            f"{every / GB:.4g} GB{both} (machine {machine.name})"
         )
     if storage.capacity_bytes < every:
         raise ConfigError(
             f"machine.storage.capacity_bytes = {storage.capacity_bytes} ({storage.name}): must hold all "
-            f"experts, {every / GB:.2f} GB"
+            f"experts{both}, {every / GB:.2f} GB"
         )
 
 

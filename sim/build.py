@@ -18,11 +18,12 @@ from sim.budget import Budget, plan_memory
 from sim.calibration import Calibration, calibration_of
 from sim.hardware import Hardware, hardware_of
 from sim.offloader import Offloader
-from sim.parts import build_policies, build_sizing
+from sim.parts import build_former, build_policies, build_sizing
 from sim.policies.base import PolicySet
 from sim.policies.classic import LRU
-from sim.settings import check_settings, did_you_mean
+from sim.settings import check_settings, did_you_mean, prefetch_limit
 from sim.types import ConfigError, KeySpace
+from sim.warm_up import WarmUp, warm, warm_up_of
 from sim.workload import Workload
 from traces.schema import Trace, TraceError
 from traces.store import read_trace
@@ -40,6 +41,7 @@ class Scenario:
     shape: ModelShape
     machine: Machine
     calibration: Calibration
+    warm_up: WarmUp | None
 
     @property
     def calibration_overlaps(self) -> bool:
@@ -47,24 +49,41 @@ class Scenario:
         return self.calibration.overlaps(self.workload)
 
 
-def build(config: Mapping[str, Any]) -> Scenario:
-    """Build a run from a resolved configuration (plain dicts and lists)."""
+def build(
+    config: Mapping[str, Any], *, one_by_one: bool = False, trace: Trace | None = None
+) -> Scenario:
+    """Build a run from a resolved configuration (plain dicts and lists).
+
+    ``one_by_one``: every expert is an event of its own (see Workload). ``trace``: what to replay instead
+    of the configuration's, of the same shape.
+    """
     check_settings(config)
-    trace = load_trace(config["trace"]["path"])
+    if trace is None:
+        trace = load_trace(config["trace"]["path"])
     calibration = calibration_of(config, trace, load_trace)
     workload = _workload(config, trace, calibration)
+    warm_up = warm_up_of(config["workload"], trace, workload)
+    workload.one_by_one = one_by_one
+    if warm_up is not None:
+        warm_up.one_by_one = one_by_one
     shape = ModelShape.from_mapping(config["model"], f"model/{config['model'].get('name')}")
     meta = trace.meta
     shape = shape.priced_as(meta.num_layers, meta.num_experts, meta.top_k)
+    shape = _with_low_copies(config["policy"], shape)
     engine = Engine.from_mapping(config["engine"], f"engine/{config['engine'].get('name')}")
     machine = Machine.from_mapping(config["machine"], f"machine/{config['machine'].get('name')}")
     costs = CostModel(shape, _as_read(machine, engine), engine)
+    build_former(config, workload, calibration)
     sizing = build_sizing(config, workload, calibration)
-    budget = plan_memory(config, costs, workload)
-    policies = build_policies(config, workload, len(budget.pool_bytes), calibration, sizing)
-    budget.check_event(policies, meta.top_k)
+    budget = plan_memory(config, costs, workload, sizing)
+    policies = build_policies(
+        config, workload, len(budget.pool_bytes), calibration, sizing, warm_up
+    )
+    _check_apart(config, policies, calibration, workload)
     _check_roles(config, policies, costs, budget)
     offloader = _offloader(config, policies, costs, budget)
+    if warm_up is not None:
+        warm(offloader, warm_up)
     return Scenario(
         workload=workload,
         offloader=offloader,
@@ -74,7 +93,26 @@ def build(config: Mapping[str, Any]) -> Scenario:
         shape=shape,
         machine=machine,
         calibration=calibration,
+        warm_up=warm_up,
     )
+
+
+def _with_low_copies(policy: Mapping[str, Any], shape: ModelShape) -> ModelShape:
+    """Return the model with the second copy of each expert that a policy asks for."""
+    low = policy.get("low")
+    if low is None:
+        return shape
+    if "routing" not in policy:
+        raise ConfigError(
+            "policy.low: must be left out without policy.routing, which sends tokens to low-precision copies"
+        )
+    least = min(map(shape.expert_bits_of, range(shape.num_moe_layers)))
+    if low["bits"] >= least:
+        raise ConfigError(
+            f"policy.low.bits = {low['bits']}: must be < {least}, the bits a weight of the experts of "
+            f"{shape.name}"
+        )
+    return replace(shape, low_bits=low["bits"])
 
 
 def _as_read(machine: Machine, engine: Engine) -> Machine:
@@ -113,13 +151,14 @@ def _check_roles(
 def _offloader(
     config: Mapping[str, Any], policies: PolicySet, costs: CostModel, budget: Budget
 ) -> Offloader:
-    keys = KeySpace(costs.shape.num_moe_layers, costs.shape.num_experts)
+    shape, copies = costs.shape, budget.pools.num_copies
+    keys = KeySpace(shape.num_moe_layers, shape.num_experts, copies)
     return Offloader(
         budget.residency(keys),
         policies,
         _estimate(config, costs),
         budget.staging_slots,
-        config["cache"]["prefetch_limit"],
+        prefetch_limit(config),
         budget.joint,
         budget.host_residency(keys),
         costs.engine.exclusive_host,
@@ -129,7 +168,7 @@ def _offloader(
 def _hardware(costs: CostModel, policies: PolicySet, budget: Budget) -> Hardware:
     """Return the resources; sharing is computed where several kinds of work may meet at all."""
     machine, cache_bytes = costs.machine, budget.cache_bytes
-    one_memory = machine.kind != "discrete" and cache_bytes < budget.all_expert_bytes
+    one_memory = machine.kind != "discrete" and cache_bytes < budget.pools.stored_bytes
     link = machine.link
     slow_memory = link is not None and machine.cpu.dram_bytes_per_s < link.load_bytes_per_s
     meets = policies.placement is not None or budget.pools.num_gpus > 1 or slow_memory
@@ -193,5 +232,23 @@ def _read_trace(path: str) -> Trace:
 
 def _workload(config: Mapping[str, Any], trace: Trace, calibration: Calibration) -> Workload:
     """Return the requests to run: those asked for, by default all that calibration leaves."""
-    kept_back = calibration.span if calibration.trace is trace else None
+    kept_back = [calibration.span] if calibration.trace is trace else []
+    span = config["workload"]["warm_up"]
+    if span is not None:
+        kept_back.append((span[0], trace.num_requests if span[1] is None else span[1]))
     return Workload.from_settings(config["workload"], trace, kept_back)
+
+
+def _check_apart(
+    config: Mapping[str, Any], policies: PolicySet, calibration: Calibration, workload: Workload
+) -> None:
+    """Refuse to judge a policy on the very text it has learned from, unless that is wished."""
+    if not policies.calibrated or config["calibration"]["allow_overlap"]:
+        return
+    if calibration.overlaps(workload):
+        first, last = calibration.span
+        raise ConfigError(
+            f"calibration.requests = [{first}, {last}]: policy/{config['policy']['name']} learns from "
+            "requests that workload.requests replays, so that it looks too good; must be apart, or "
+            "calibration.allow_overlap=true"
+        )

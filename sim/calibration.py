@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sim.policies.history import PastRequest
 from sim.types import ConfigError
 from sim.workload import Request, Workload, select_requests
-from traces.schema import NO_EXPERT, Trace, TraceError
+from traces.schema import GATE_COLUMNS, NO_EXPERT, Trace, TraceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class Calibration:
         """Yield the requests in order."""
         for request in self.chosen:
             part = self.trace.take(request.rows)
-            gates = {1: "next_gate_ids", 2: "next_gate_ids_2", 3: "next_gate_ids_3"}
-            ahead = {distance: getattr(part, name, None) for distance, name in gates.items()}
+            gates = enumerate(GATE_COLUMNS, start=1)
+            ahead = {distance: getattr(part, name) for distance, name in gates}
             yield PastRequest(
                 ids=part.expert_ids,
                 num_prompt=request.num_prompt,

@@ -15,6 +15,15 @@ _COMMANDS = {
         "sim.run",
         "simulate offloading policies on a trace; -m sweeps (--help for the options)",
     ),
+    "policies": ("sim.catalogue", "list the policies that come with it, or show one"),
+    "check-policy": (
+        "sim.check_cli",
+        "hold a policy, yours included, against what must hold of all",
+    ),
+    "stages": (
+        "sim.stage_report",
+        "hold detectors of reasoning stages against a trace's annotated stages",
+    ),
     "record": ("traces.record_cli", "record the router trace of a torch MoE run"),
 }
 
@@ -45,6 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
         hint = f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(_COMMANDS)})"
         print(f"greenroom: error: command = {name}: no such command{hint}", file=sys.stderr)
         return 2
+    if os.getcwd() not in sys.path:  # a user's policies lie there; last, so as to hide nothing
+        sys.path.append(os.getcwd())
     try:
         command: Callable[[list[str]], int] = import_module(_COMMANDS[name][0]).main
         return command(rest)
@@ -62,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _help() -> str:
-    lines = [f"  {name:8} {text}" for name, (_, text) in _COMMANDS.items()]
+    lines = [f"  {name:12} {text}" for name, (_, text) in _COMMANDS.items()]
     return "\n".join(
         [
             "Greenroom: what a Mixture-of-Experts model does on too little GPU memory.",

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sim.ledger import Ledger
 from sim.residency import Residency
 from sim.room import Admission
 from sim.tables import Table
 from sim.types import LayerPlan, StepInfo
+
+Launched = tuple[int, int, int]
+"""Kernels, tokens of padding and bytes of gathering of a step; see sim/launches.py."""
 
 STALLS = ("link", "storage", "dram", "host", "cpu")
 """What the GPU may wait for; a step row has a column ``*_stall_ns`` for each."""
@@ -26,6 +30,8 @@ STEP_COLUMNS = (
     "loads",
     "bypasses",
     "on_cpu",
+    "hits_on_cpu",
+    "deferred",
     "prefetches",
     "admissions",
     "evictions",
@@ -36,6 +42,11 @@ STEP_COLUMNS = (
     "prefetch_bytes",
     "read_bytes",
     "d2h_bytes",
+    "pairs",
+    "gpu_pairs",
+    "kernels",
+    "padding_tokens",
+    "gather_bytes",
     "gpu_busy_ns",
     *(f"{cause}_stall_ns" for cause in STALLS),
 )
@@ -45,11 +56,17 @@ class StepCounter:
     """Counts one step at a time, layer by layer; adds its row to ``table`` when it ends.
 
     What the columns mean stands at the head of sim/metrics.py. None: a table that keeps its rows.
+    ``ledger`` is the table of a lossy run's quality ledger.
     """
 
-    def __init__(self, residency: Residency, table: Table | None = None) -> None:
+    def __init__(
+        self, residency: Residency, table: Table | None = None, ledger: Table | None = None
+    ) -> None:
         self.table = Table(STEP_COLUMNS) if table is None else table
+        self._ledger = None if ledger is None else Ledger(ledger, residency.keys.num_experts)
         self._layer_bytes = residency.layer_bytes
+        self._has_low = residency.keys.num_copies > 1
+        self._is_lossy = self._has_low or ledger is not None
         self._expert_bytes = residency.expert_bytes
         self._reset()
 
@@ -62,6 +79,7 @@ class StepCounter:
         """Count one layer's plan."""
         accesses, hits = len(plan.routing.experts), len(plan.resident)
         self.accesses += accesses
+        self.pairs += sum(plan.routing.token_counts)
         self.hits += hits
         if hits != accesses:
             if plan.late:
@@ -73,7 +91,16 @@ class StepCounter:
                 self.bypasses += len(plan.bypasses)
                 self.demand_bytes += len(plan.bypasses) * self._layer_bytes[plan.routing.layer]
             if plan.on_cpu:
-                self.on_cpu += len(plan.on_cpu)
+                moved = plan.hits_on_cpu
+                self.on_cpu += len(plan.on_cpu) - moved
+                if moved:
+                    self.hits += moved
+                    self.hits_on_cpu += moved
+                self.cpu_pairs += sum(map(plan.routing.num_tokens, plan.on_cpu))
+            if plan.deferred:
+                self.on_cpu += len(plan.deferred)
+                self.deferred += len(plan.deferred)
+                self.cpu_pairs += sum(map(plan.routing.num_tokens, plan.deferred))
         if plan.evicts:
             self.evictions += len(plan.evicts)
             if plan.demotes:
@@ -82,6 +109,17 @@ class StepCounter:
             self.cancels += len(plan.cancels)
             self.reads += len(plan.reads)
             self.read_bytes += sum(map(self._expert_bytes, plan.reads))
+        if self._is_lossy:
+            self._add_lossy(plan)
+
+    def _add_lossy(self, plan: LayerPlan) -> None:
+        """Count what only lossy runs have: a ledger, and copies of low precision, which have fewer bytes."""
+        if self._ledger is not None:
+            self._ledger.add(plan)
+        if self._has_low:
+            keys = [*plan.loads, *plan.bypasses]
+            self.demand_bytes -= len(keys) * self._layer_bytes[plan.routing.layer]
+            self.demand_bytes += sum(map(self._expert_bytes, keys))
 
     def add_prefetches(self, keys: Sequence[int]) -> None:
         """Count prefetches that have arrived, in the step in which they did."""
@@ -121,23 +159,35 @@ class StepCounter:
             self.dram_ns += dram_ns
             self.host_ns += host_ns
 
-    def end_step(self, info: StepInfo, stage: int, start_ns: int, end_ns: int) -> None:
-        """Close the step's row."""
+    def end_step(
+        self,
+        info: StepInfo,
+        stage: int,
+        start_ns: int,
+        end_ns: int,
+        launched: Launched = (0, 0, 0),
+    ) -> None:
+        """Close the step's row; ``launched`` is 0 where no time passes."""
         self.table.append((
             info.step, int(info.phase), info.num_tokens, info.num_sequences,
             stage, start_ns, end_ns, info.held_kv_tokens,
             self.accesses, self.hits, self.late_hits,
-            self.loads, self.bypasses, self.on_cpu, self.prefetches,
+            self.loads, self.bypasses, self.on_cpu, self.hits_on_cpu, self.deferred, self.prefetches,
             self.admissions, self.evictions, self.cancels, self.reads, self.demotions,
             self.demand_bytes, self.prefetch_bytes, self.read_bytes, self.d2h_bytes,
+            self.pairs, self.pairs - self.cpu_pairs, *launched,
             self.gpu_busy_ns, self.link_ns, self.storage_ns, self.dram_ns, self.host_ns, self.cpu_ns,
         ))  # fmt: skip
+        if self._ledger is not None:
+            self._ledger.end_step(info)
         self._reset()
 
     def _reset(self) -> None:
         self.accesses = self.hits = self.late_hits = 0
         self.loads = self.bypasses = self.on_cpu = self.prefetches = 0
+        self.hits_on_cpu = self.deferred = 0
         self.admissions = self.evictions = self.cancels = self.reads = self.demotions = 0
         self.demand_bytes = self.prefetch_bytes = self.read_bytes = self.d2h_bytes = 0
+        self.pairs = self.cpu_pairs = 0
         self.gpu_busy_ns = self.link_ns = self.storage_ns = 0
         self.dram_ns = self.host_ns = self.cpu_ns = 0

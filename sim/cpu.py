@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from hwmodels.host_cost import CPUWork
 from sim.clock import LOAD_ENDED, Clock, Event
 from sim.sharing import Shares, Use
+
+Done = Callable[[int, int, int, int], None]
+"""Told (key, team, begin_ns, lost_ns) when an expert has been computed; see :meth:`CPUPool.submit`."""
+
+
+class _Task(NamedTuple):
+    """An expert that waits for a team."""
+
+    key: int
+    work: CPUWork
+    order: int
+    on_end: Done
 
 
 class CPUPool:
@@ -22,10 +34,6 @@ class CPUPool:
         Teams a node.
     node_of_key, uses
         Where each expert's weights lie, and what reading them uses, [num_keys].
-    on_end
-        Told (key, team, begin_ns) when an expert has been computed.
-
-    ``lost_ns`` adds up, for each team, the time lost to full memory.
     """
 
     def __init__(
@@ -35,7 +43,6 @@ class CPUPool:
         num_teams: int,
         node_of_key: Sequence[int],
         uses: Sequence[Sequence[Use]],
-        on_end: Callable[[int, int, int], None],
     ) -> None:
         num_nodes = max(node_of_key, default=0) + 1
         self.busy_ns = 0
@@ -43,44 +50,46 @@ class CPUPool:
         self._shares = shares
         self._node_of_key = node_of_key
         self._uses = uses
-        self._on_end = on_end
-        self._waiting: list[deque[tuple[int, CPUWork]]] = [deque() for _ in range(num_nodes)]
-        self.lost_ns = [0] * (num_nodes * num_teams)
+        self._waiting: list[deque[_Task]] = [deque() for _ in range(num_nodes)]
         self._idle = [
             deque(range(node * num_teams, (node + 1) * num_teams)) for node in range(num_nodes)
         ]
 
-    def submit(self, key: int, work: CPUWork) -> None:
-        """Queue one expert on its node."""
+    def submit(self, key: int, work: CPUWork, order: int, on_end: Done) -> None:
+        """Queue one expert on its node, behind all that wait there with the same or a lower ``order``.
+
+        ``on_end`` is told the key, the team, when the team began and the time lost to full memory.
+        """
         node = self._node_of_key[key]
-        self._waiting[node].append((key, work))
+        waiting = self._waiting[node]
+        place = len(waiting)
+        while place and waiting[place - 1].order > order:
+            place -= 1
+        waiting.insert(place, _Task(key, work, order, on_end))
         self._start(node)
 
     def _start(self, node: int) -> None:
         while self._idle[node] and self._waiting[node]:
-            team = self._idle[node].popleft()
-            key, work = self._waiting[node].popleft()
-            self._run(team, key, work)
+            self._run(self._idle[node].popleft(), self._waiting[node].popleft())
 
-    def _run(self, team: int, key: int, work: CPUWork) -> None:
-        begin_ns = self._clock.now
+    def _run(self, team: int, task: _Task) -> None:
+        begin_ns, key, work = self._clock.now, task.key, task.work
 
         def set_up(_: Any) -> None:
             self._shares.start(work.num_bytes, work.bytes_per_s, self._uses[key], streamed)
 
         def streamed(lost_ns: int) -> None:
-            self.lost_ns[team] += lost_ns
             left_ns = begin_ns + work.least_ns - self._clock.now
             if left_ns > 0:  # operations bind, not bytes
-                self._clock.schedule(Event(done), LOAD_ENDED, left_ns)
+                self._clock.schedule(Event(lambda _: done(lost_ns)), LOAD_ENDED, left_ns)
             else:
-                done(None)
+                done(lost_ns)
 
-        def done(_: Any) -> None:
+        def done(lost_ns: int) -> None:
             self.busy_ns += self._clock.now - begin_ns
             node = self._node_of_key[key]
             self._idle[node].append(team)
-            self._on_end(key, team, begin_ns)
+            task.on_end(key, team, begin_ns, lost_ns)
             self._start(node)
 
         if work.setup_ns:

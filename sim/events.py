@@ -1,7 +1,7 @@
 """The event table: what every resource did and when; one schema for simulated and real runs.
 
 One row a stretch of work of one lane. A lane (a resource and which of several it is) never does two things
-at once, so its rows do not overlap.
+at once, so its rows do not overlap. The low-precision copy of an expert has the number expert + num_experts.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Lane(IntEnum):
     D2H = 3  # one GPU to the host
     STORAGE = 4
     HANDOVER = 5  # activations between GPU and CPU, or between GPUs
+    DEFERRAL = 6  # those of deferred CPU experts, which nobody waits for yet; ``unit`` is layer % 2
 
 
 class Kind(IntEnum):
@@ -75,15 +76,20 @@ class Counter(IntEnum):
 class EventLog:
     """Rows of the event table, copies as they arrive and kernels as they are planned; see EVENT_COLUMNS.
 
-    None: tables that keep their rows.
+    None: tables that keep their rows. ``num_layers`` tells low-precision copies, where there are any.
     """
 
     def __init__(
-        self, num_experts: int, table: Table | None = None, counters: Table | None = None
+        self,
+        num_experts: int,
+        table: Table | None = None,
+        counters: Table | None = None,
+        num_layers: int | None = None,
     ) -> None:
         self.table = Table(EVENT_COLUMNS) if table is None else table
         self.counters = Table(COUNTER_COLUMNS) if counters is None else counters
         self._num_experts = num_experts
+        self._num_layers = num_layers
 
     @property
     def rows(self) -> list[tuple[int, ...]]:
@@ -126,7 +132,7 @@ class EventLog:
         end_ns: int,
     ) -> None:
         """Record one expert's kernels."""
-        layer, expert = divmod(key, self._num_experts)
+        layer, expert = self._place(key)
         tokens, kind = plan.routing.num_tokens(key), Kind.EXPERT
         row = (start_ns, end_ns, lane, unit, kind, info.step, layer, expert, tokens, 0)
         self.table.append(row)
@@ -143,17 +149,31 @@ class EventLog:
         num_bytes: int,
     ) -> None:
         """Record one copy, or a chunk of it; ``info`` is the step under way when it arrived."""
-        layer, expert = divmod(key, self._num_experts)
+        layer, expert = self._place(key)
         row = (start_ns, end_ns, lane, unit, kind, info.step, layer, expert, 0, num_bytes)
         self.table.append(row)
 
     def handover(
-        self, info: StepInfo, kind: Kind, unit: int, layer: int, start_ns: int, end_ns: int
+        self,
+        info: StepInfo,
+        kind: Kind,
+        unit: int,
+        layer: int,
+        start_ns: int,
+        end_ns: int,
+        lane: Lane = Lane.HANDOVER,
     ) -> None:
         """Record that activations change place."""
-        row = (start_ns, end_ns, Lane.HANDOVER, unit, kind, info.step, layer, -1)
+        row = (start_ns, end_ns, lane, unit, kind, info.step, layer, -1)
         self.table.append((*row, info.num_tokens, 0))
 
     def count(self, time_ns: int, counter: Counter, unit: int, value: int) -> None:
         """Record a sample of a counter."""
         self.counters.append((time_ns, counter, unit, value))
+
+    def _place(self, key: int) -> tuple[int, int]:
+        """Return the layer and the number of an expert, or of its low-precision copy."""
+        bank, expert = divmod(key, self._num_experts)
+        if self._num_layers is None or bank < self._num_layers:
+            return bank, expert
+        return bank - self._num_layers, expert + self._num_experts

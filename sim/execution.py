@@ -7,18 +7,19 @@ from typing import Protocol
 
 from sim.accounts import Ends, causes_of_waiting
 from sim.at_once import AtOnce
-from sim.clock import LOAD_ENDED, Clock, Event
+from sim.clock import Clock
 from sim.counter import StepCounter
 from sim.events import LANE_OF_COPY, Counter, EventLog, Kind, Lane
 from sim.gpu import GPU, Gate
 from sim.hardware import Hardware
-from sim.insitu import CPUCosts, InSitu
-from sim.kernels import KernelCosts, Kernels
+from sim.insitu import InSitu
+from sim.kernels import KernelCosts, kernels_of
 from sim.link import Copy
 from sim.offloader import Offloader
 from sim.sharing import Shares
 from sim.staging import Staging
 from sim.supply import CopyCosts, Supply
+from sim.trips import CPUCosts
 from sim.types import LayerPlan, StepInfo
 
 
@@ -46,8 +47,8 @@ class Execution:
     ) -> None:
         keys = offloader.residency.keys
         self.num_awaited = self._num_demanded = 0
-        self.kernels = Kernels(hardware, costs, keys.num_layers, keys.num_experts, log)
-        self.cpu = InSitu(clock, hardware, costs, shares, offloader.residency, log, self._cpu_done)
+        self.kernels = kernels_of(hardware, costs, keys, log)
+        self.cpu = InSitu(clock, hardware, costs, shares, offloader, log, self._one_less)
         self.at_host = self.cpu.at_host
         self.supply = Supply(clock, hardware, costs, shares, offloader, self.kernels.gpus, self)
         self._clock = clock
@@ -69,14 +70,13 @@ class Execution:
             self._gate = Gate(at_end=not hardware.copies_overlap)
         self._whole_copies = hardware.chunks == 1 and hardware.through_host
         self._at_once: AtOnce | None = None
-        if AtOnce.suits(hardware) and log is None:
-            self._at_once = AtOnce(hardware, self.kernels, offloader)
+        if AtOnce.suits(hardware, keys.num_copies) and log is None:
+            self._at_once = AtOnce(hardware, self.kernels, self.cpu, offloader)
         self._may_jump = log is None and self._one_gpu and hardware.reading is None
         self._blames = shares is not None or self._gate is not None
         self._step = offloader.view.step
         self._plan: LayerPlan | None = None
-        self._began_ns = self._end_ns = self._cpu_free_ns = self._copied_ns = 0
-        self._cpu_waits = False
+        self._began_ns = self._end_ns = self._copied_ns = 0
 
     # -- a layer's begin and end --------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ class Execution:
     def begin(self, step: StepInfo, plan: LayerPlan, now_ns: int) -> None:
         """Start a plan's copies, kernels and CPU work."""
         self._step, self._plan = step, plan
-        self._began_ns = self._cpu_free_ns = begin_ns = now_ns
+        self._began_ns = begin_ns = now_ns
         issue_ns, gpus = self._hardware.issue_ns, self._gpus
         if issue_ns and plan.resident and (plan.loads or plan.bypasses):
             # One thread issues the copies that are waited for first, and then the kernels.
@@ -103,27 +103,28 @@ class Execution:
             gpus[0].run(begin_ns, self.kernels.cost_ns(step, plan, ready))
         elif ready:
             self._run(plan, ready, begin_ns)
-        if plan.on_cpu:
-            self._begin_cpu(plan, now_ns)
+        if plan.on_cpu or plan.deferred or self.cpu.owes:
+            self.num_awaited += self.cpu.begin(step, plan, now_ns, gpus[0].link.is_idle)
         if plan.late or plan.loads or plan.bypasses or plan.prefetches:
             self._queue_copies(plan, now_ns)
-        elif plan.on_cpu and self._offloader.host is not None:
+        elif self._offloader.host is not None and (plan.on_cpu or plan.deferred):
             self.supply.carry(plan)  # storage may have what the CPU needs
-        if self._cpu_waits and not self._num_demanded:
+        if self.cpu.is_held and not self._num_demanded:
             self._begin_cpu_late()
 
     @property
     def is_quiet(self) -> bool:
         """Tell whether the layer's end is known and nothing at all is under way beside it."""
-        return self._may_jump and not self.num_awaited and self._gpus[0].link.is_idle
+        is_known = self._may_jump and not self.num_awaited and not self.cpu.num_under_way
+        return is_known and self._gpus[0].link.is_idle
 
     def settle(self) -> int:
         """Return when the layer ends, which is now known; the host thread must be free as well."""
         end_ns = self._gpus[0].free_ns
         if not self._one_gpu and self._plan is not None:
             end_ns = self._results_ns()
-        if self._cpu_free_ns > end_ns:
-            end_ns = self._cpu_free_ns
+        if self.cpu.end_ns > end_ns:
+            end_ns = self.cpu.end_ns
         if self._copied_ns > end_ns:
             end_ns = self._copied_ns
         if self.supply.host_free_ns > end_ns:
@@ -153,10 +154,8 @@ class Execution:
             link_ns = free_ns - self._began_ns - gpu.busy_ns
             self._counter.add_time(gpu.busy_ns + extra_ns, link_ns + hop_ns)
         else:
-            ends = Ends(free_ns, self._cpu_free_ns, self._copied_ns, self._end_ns)
-            link_ns, *causes = causes_of_waiting(
-                gpu, self._began_ns, ends, self.cpu.last_read_ns, self.cpu.lost_ns
-            )
+            ends = Ends(free_ns, self.cpu.end_ns, self._copied_ns, self._end_ns)
+            link_ns, *causes = causes_of_waiting(gpu, self._began_ns, ends, self.cpu.due)
             self._counter.add_time(gpu.busy_ns + extra_ns, link_ns + hop_ns, *causes)
         admissions = self._offloader.end_layer(plan)
         if admissions:
@@ -171,41 +170,18 @@ class Execution:
         layer = self._plan.routing.layer
         return self.kernels.results_ns(self.kernels.last(layer), layer)
 
+    def _begin_cpu_late(self) -> None:
+        """Begin the CPU's part when the GPU has done its own, which is now known."""
+        is_idle = self._gpus[0].link.is_idle
+        self.num_awaited += self.cpu.begin_late(self._results_ns(), is_idle)
+
     def _one_less(self) -> None:
         """Learn that one of the things that are awaited has ended."""
         self.num_awaited -= 1
-        if self._cpu_waits and not self._num_demanded:
+        if self.cpu.is_held and not self._num_demanded:
             self._begin_cpu_late()
         if not self.num_awaited:
             self._on_known()
-
-    # -- the CPU's part -----------------------------------------------------------------------------
-
-    def _begin_cpu(self, plan: LayerPlan, now_ns: int) -> None:
-        if not self._hardware.cpu_overlaps:
-            self._cpu_waits = True
-        elif self.cpu.is_alone(plan, self._gpus[0].link.is_idle):
-            self._cpu_free_ns = self.cpu.serial_ns(self._step, plan, now_ns)
-        else:
-            self.num_awaited += 1
-            self.cpu.start(self._step, plan, self._offloader.host is None)
-
-    def _begin_cpu_late(self) -> None:
-        """Begin the CPU's part when the GPU has done its own, which is now known."""
-        plan, step = self._plan, self._step
-        assert plan is not None
-        self._cpu_waits = False
-        start_ns = self._results_ns()
-        if self.cpu.is_alone(plan, self._gpus[0].link.is_idle):
-            self._cpu_free_ns = self.cpu.serial_ns(step, plan, start_ns)
-            return
-        self.num_awaited += 1
-        begin = Event(lambda _: self.cpu.start(step, plan, self._offloader.host is None))
-        self._clock.schedule(begin, LOAD_ENDED, max(0, start_ns - self._clock.now))
-
-    def _cpu_done(self) -> None:
-        self._cpu_free_ns = self._clock.now
-        self._one_less()
 
     # -- copies -------------------------------------------------------------------------------------
 
@@ -317,4 +293,4 @@ class Execution:
         self._blame(self.kernels.gpu_of(key), copy)
         copy.num_run += 1
         cost_ns = self.kernels.one_ns(self._step, plan, key) // self._hardware.chunks
-        self.kernels.run_share(self._step, plan, key, self._clock.now, cost_ns)
+        self.kernels.run_share(self._step, plan, key, self._clock.now, cost_ns, ends=False)

@@ -17,7 +17,8 @@ class GPU:
     ``free_ns`` is when its work of this layer ends; ``busy_ns`` how much of that is work; the rest is
     waiting, of which ``host_ns`` for the host thread to issue copies, ``storage_ns`` for storage and
     ``shared_ns`` for others that slowed a copy; what remains is the link's.
-    ``blamed_ns`` is up to when waiting has been put down to one of these causes.
+    ``blamed_ns`` is up to when waiting has been put down to one of these causes; ``num_runs`` counts
+    sets of kernels, of all layers.
     """
 
     __slots__ = (
@@ -27,6 +28,7 @@ class GPU:
         "host_ns",
         "index",
         "link",
+        "num_runs",
         "shared_ns",
         "storage_ns",
         "total_busy_ns",
@@ -35,7 +37,7 @@ class GPU:
     def __init__(self, index: int) -> None:
         self.index = index
         self.link: Link
-        self.total_busy_ns = 0
+        self.total_busy_ns = self.num_runs = 0
         self.begin(0, 0)
 
     def begin(self, now_ns: int, begin_ns: int) -> None:
@@ -54,6 +56,7 @@ class GPU:
         begin_ns = ready_ns if ready_ns > self.free_ns else self.free_ns
         self.free_ns = begin_ns + cost_ns
         self.busy_ns += cost_ns
+        self.num_runs += 1
         return begin_ns
 
     def blame(
@@ -94,7 +97,7 @@ class Gate:
 
     def begin(self, plan: LayerPlan) -> list[int]:
         """Begin a layer; return the experts that may compute at once."""
-        off_gpu = set(plan.on_cpu)
+        off_gpu = {*plan.on_cpu, *plan.deferred}
         self._order = [key for key in plan.routing.experts if key not in off_gpu]
         self._ready = set(plan.resident)
         return self._released()

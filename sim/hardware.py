@@ -84,7 +84,7 @@ class Hardware:
     h2d_bytes_per_s, d2h_bytes_per_s    rate of a GPU's link, each way alone
     setup_ns, gap_ns  see Link
     issue_ns          host time to issue a copy
-    staging_ns        host time to stage a pageable copy, by layer; empty: pinned
+    staging_ns        host time to stage a pageable copy, by layer (or bank); empty: pinned
     memory            what is shared; None: every transfer has its full rate
     host_passes       passes over host memory of a copy to the GPU (pageable ones cross it thrice)
     num_teams         CPU teams a NUMA node, each with an expert of its own
@@ -186,7 +186,7 @@ def hardware_of(costs: CostModel, layout: Layout, is_shared: bool, reads_storage
         if link.pinned
         else tuple(
             transfer_ns(shape.expert_bytes(layer), link.pageable_host_bytes_per_s)
-            for layer in range(shape.num_moe_layers)
+            for layer in range(shape.num_banks)
         )
     )
     return replace(

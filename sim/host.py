@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from sim.policies.base import CachePolicy
 from sim.residency import ABSENT, RESIDENT, Residency
 from sim.room import Room
-from sim.types import View
+from sim.types import LayerPlan, View
 
 
 class HostTier:
@@ -29,6 +29,10 @@ class HostTier:
         The world as the policy sees it; ``view.is_resident`` means host memory.
     exclusive
         See above.
+    prefetch_limit
+        Loads to the GPU that may be under way at one time.
+
+    ``kept`` are experts that the layer before deferred: the CPU still computes with them.
     """
 
     def __init__(
@@ -38,7 +42,9 @@ class HostTier:
         gpu: Residency,
         view: View,
         exclusive: bool,
+        prefetch_limit: int,
     ) -> None:
+        self.kept: Sequence[int] = ()
         self.residency = residency
         self.exclusive = exclusive
         self.view = view
@@ -46,9 +52,16 @@ class HostTier:
         self._gpu = gpu
         self._room = Room(residency, view, self._evictable)
         self._returning: set[int] = set()
+        keys, num_bytes = residency.keys, residency.capacity_bytes[0]
+        self._to_keep_bytes = num_bytes
+        if num_bytes < sum(residency.size_of_key):
+            # As Pools.least_host_bytes: what a layer needs comes first.
+            slots = keys.num_experts * keys.num_copies + prefetch_limit
+            needed_bytes = slots * residency.largest_bytes(0)
+            self._to_keep_bytes = num_bytes // (2 if exclusive else 1) - needed_bytes
 
     def fill(self) -> None:
-        """Begin with full memory: the policy's own choice, then experts by index, a layer in turn.
+        """Begin with full memory: the policy's own choice, then experts by index, a layer (or bank) in turn.
 
         Takes no time: it stands for the load of the model before the run.
         """
@@ -58,7 +71,7 @@ class HostTier:
         in_turn = (
             keys.key(layer, expert)
             for expert in range(keys.num_experts)
-            for layer in range(keys.num_layers)
+            for layer in range(keys.num_banks)
         )
         for key in dict.fromkeys([*self._cache.preload(self.view), *in_turn]):
             keys.check(key, "host preload")
@@ -77,7 +90,7 @@ class HostTier:
         # Once each: the CPU may use what is also prefetched.
         wanted = list(dict.fromkeys((*demand, *background)))
         state = self.residency.state
-        self.residency.pin(wanted)
+        self.residency.pin([*wanted, *self.kept] if self.kept else wanted)
         here = [key for key in wanted if state[key] == RESIDENT]
         if here:
             self._cache.on_hit(here, self.view)
@@ -85,6 +98,18 @@ class HostTier:
         for key in missing:
             self._room.force(key, self._cache, evicts)
         return missing
+
+    def keep(self, plan: LayerPlan) -> None:
+        """Let a plan's deferred experts wait in its own layer after all where there is no room for them.
+
+        They must stay through the next layer, beside all that this layer may need.
+        """
+        left_bytes, deferred, awaited = self._to_keep_bytes, list[int](), list[int]()
+        for key in plan.deferred:
+            left_bytes -= self.residency.expert_bytes(key)
+            (deferred if left_bytes >= 0 else awaited).append(key)
+        if awaited:
+            plan.on_cpu, plan.deferred = [*plan.on_cpu, *awaited], deferred
 
     def take_back(self, keys: Iterable[int], evicts: list[int]) -> list[int]:
         """Return which of the experts that the GPU drops must be copied back, room made for them."""
@@ -111,9 +136,13 @@ class HostTier:
                 self.residency.release(key)
                 self._cache.on_evict(key)
 
-    def end_layer(self) -> None:
-        """End the event."""
-        self.residency.unpin()
+    def end_layer(self, deferred: Sequence[int]) -> None:
+        """End the event, whose ``deferred`` experts the CPU still computes with."""
+        self.kept = deferred
+        if deferred:
+            self.residency.pin(deferred)
+        else:
+            self.residency.unpin()
 
     def _evictable(self, key: int) -> bool:
         return self.residency.evictable(key) and not self._gpu.is_loading(key)

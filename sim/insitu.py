@@ -1,51 +1,37 @@
-"""The CPU's part of a layer: activations over, experts computed where their weights lie, results back."""
+"""The CPU's part of each layer: when its experts begin, in known time or as events, and who waits for them.
+
+An expert that is deferred begins in its own layer, after the experts that this layer waits for, but its
+output is added one layer later: that layer's end waits for it. Activations go to the CPU once a layer,
+for all its experts (one fixed handover, and their bytes over the link); results come back as soon as they
+are there, by bytes alone. An engine whose CPU does not overlap with its GPU waits for what it defers in
+the same layer, so that deferral brings it nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
 
-from hwmodels.host_cost import CPUWork
 from hwmodels.units import transfer_ns
 from sim.clock import LOAD_ENDED, Clock, Event
-from sim.cpu import CPUPool
-from sim.events import EventLog, Kind, Lane
+from sim.events import EventLog, Lane
 from sim.hardware import Hardware
-from sim.residency import Residency
+from sim.offloader import Offloader
 from sim.sharing import Shares, Use
-from sim.types import KeySpace, LayerPlan, StepInfo
+from sim.trips import CPUCosts, Due, Part, Trip, Trips, bytes_of_tokens, log_handover
+from sim.types import LayerPlan, StepInfo
 
 _HOST_MEMORY = (Use(0),)
 
 
-class CPUCosts(Protocol):
-    """What the CPU's work takes."""
-
-    def expert_cpu_ns(self, layer: int, num_tokens: int) -> int:
-        """Compute one expert on the CPU, with nothing else on the memory."""
-        ...
-
-    def cpu_work(self, layer: int, num_tokens: int) -> CPUWork:
-        """Return the same as a reader of a memory that others use."""
-        ...
-
-    def handover_ns(self, num_tokens: int) -> int:
-        """Hand a layer's activations to the CPU and back, their bytes not counted."""
-        ...
-
-    def activation_bytes(self, num_tokens: int) -> int:
-        """Bytes of the activations of some tokens, one way."""
-        ...
-
-
 class InSitu:
-    """Computes a plan's CPU experts.
+    """Computes plans' CPU experts.
 
-    Where nothing is shared they run one after another in known time (:meth:`serial_ns`). Else
-    :meth:`start` begins a chain of transfers and work, :meth:`at_host` tells which experts are in host
-    memory, and ``on_done`` is called at its end.
-    ``busy_ns`` is how long the CPU has worked in all. Of the last layer, ``lost_ns`` is what full memory
-    cost the team that ended last, and ``last_read_ns`` when the last expert came from storage.
+    Where nothing is shared they run one after another in known time; else as events (sim/trips.py), and
+    ``on_done`` is called when a part that the layer under way waits for has come back.
+
+    ``due`` is what that layer waits for, and ``end_ns`` when it came back as far as is known. ``is_held``
+    tells whether its experts wait until the GPU has done its part, ``owes`` whether the layer
+    before it has deferred anything, ``num_under_way`` how many parts events are still to come of.
     """
 
     def __init__(
@@ -54,149 +40,171 @@ class InSitu:
         hardware: Hardware,
         costs: CPUCosts,
         shares: Shares | None,
-        residency: Residency,
+        offloader: Offloader,
         log: EventLog | None,
         on_done: Callable[[], None],
     ) -> None:
-        self.last_read_ns = self.lost_ns = 0
-        self._serial_busy_ns = 0
+        self.due, self._next_due = Due(), Due()
+        self.owes = self.is_held = False
+        self.end_ns = self.num_under_way = 0
         self._clock = clock
         self._hardware = hardware
         self._costs = costs
         self._shares = shares
-        self._layer_bytes = residency.layer_bytes
+        residency = offloader.residency
+        self._all_at_host = offloader.host is None
+        self._num_experts = residency.keys.num_experts
+        self._size_of_key = residency.size_of_key
         self._log = log
         self._on_done = on_done
-        self._pool = None if shares is None else self._build_pool(shares, residency.keys)
+        self._trips: Trips | None = None
+        if shares is not None:
+            keys = residency.keys
+            self._trips = Trips(clock, hardware, costs, shares, keys, log, self._back)
         self._has_room: dict[int, bool] = {}
         self._may_be_alone = log is None and hardware.times_alone and hardware.reading is None
-        self._handed_over = False
-        self._ready: list[int] = []
-        self._num_left = 0
-
-    def _build_pool(self, shares: Shares, keys: KeySpace) -> CPUPool:
-        hardware = self._hardware
-        memory, local = hardware.memory, hardware.numa_local
-        assert memory is not None
-        nodes = [hardware.node_of(key) for key in range(len(keys))]
-        uses = [memory.from_memory(node, local) for node in nodes]
-        at = nodes if local else [0] * len(nodes)
-        return CPUPool(self._clock, shares, hardware.num_teams, at, uses, self._computed)
+        self._early: list[int] = []  # in host memory before there is a trip
+        self._num_trips = 0
+        self._serial_busy_ns = self._serial_free_ns = 0
+        self._step: StepInfo
+        self._plan: LayerPlan
 
     @property
     def busy_ns(self) -> int:
         """How long the CPU has worked, all teams together."""
-        return self._serial_busy_ns + (self._pool.busy_ns if self._pool is not None else 0)
+        return self._serial_busy_ns + (self._trips.busy_ns if self._trips is not None else 0)
 
-    def is_alone(self, plan: LayerPlan, link_is_idle: bool) -> bool:
+    def begin(self, step: StepInfo, plan: LayerPlan, now_ns: int, link_is_idle: bool) -> int:
+        """Begin a layer, which waits for what the one before it deferred too.
+
+        Need not be called for a layer of no CPU experts after one that owes nothing. Returns how many
+        times ``on_done`` will be called.
+        """
+        self.due, self._next_due = self._next_due, Due()
+        self.owes = False
+        self.end_ns, num_awaited = self.due.end_ns, self.due.num_left
+        self._step, self._plan = step, plan
+        if plan.on_cpu or plan.deferred:
+            if self._hardware.cpu_overlaps:
+                return num_awaited + self._run(now_ns, link_is_idle)
+            self.is_held = True
+        return num_awaited
+
+    def begin_late(self, start_ns: int, link_is_idle: bool) -> int:
+        """Begin what is held, when the GPU has done its part; return as :meth:`begin`."""
+        self.is_held = False
+        return self._run(start_ns, link_is_idle)
+
+    def _run(self, start_ns: int, link_is_idle: bool) -> int:
+        step, plan = self._step, self._plan
+        awaited, deferred = plan.on_cpu, plan.deferred
+        if deferred and not self._hardware.cpu_overlaps:
+            awaited, deferred = [*awaited, *deferred], ()
+        self.owes = bool(deferred)
+        if self._is_alone(plan, link_is_idle):
+            self._run_serially(step, plan, awaited, deferred, start_ns)
+            self.end_ns = self.due.end_ns
+            return 0
+        trip, trips = self._trip(step, plan, awaited, deferred), self._trips
+        assert trips is not None
+        trips.enter(trip, [*awaited, *deferred] if self._all_at_host else self._early)
+        self._early = []
+        if start_ns > self._clock.now:
+            begin = Event(lambda _: trips.start(trip))
+            self._clock.schedule(begin, LOAD_ENDED, start_ns - self._clock.now)
+        else:
+            trips.start(trip)
+        return 1 if awaited else 0
+
+    def at_host(self, key: int) -> None:
+        """Learn that an expert that the CPU computes is in host memory."""
+        assert self._trips is not None
+        if not self._trips.at_host(key):
+            self.due.last_read_ns = self._clock.now
+            self._early.append(key)
+
+    # -- in known time ------------------------------------------------------------------------------
+
+    def _is_alone(self, plan: LayerPlan, link_is_idle: bool) -> bool:
         """Tell whether a plan's CPU experts share memory with nobody, so that their end is known beforehand.
 
         They are not where events are logged, so that runs with and without a log check each other.
         """
-        memory, layer = self._hardware.memory, plan.routing.layer
+        memory = self._hardware.memory
         if memory is None:
             return True
-        if not self._may_be_alone or not link_is_idle:
+        if not self._may_be_alone or not link_is_idle or self.num_under_way or plan.deferred:
             return False
         if plan.late or plan.loads or plan.bypasses or plan.prefetches:
             return False
-        if layer not in self._has_room:  # one token's expert reads fastest
-            most = self._costs.cpu_work(layer, 1).bytes_per_s
-            self._has_room[layer] = most <= memory.dram_bytes_per_s[0]
-        return self._has_room[layer]
+        return all(self._reads_freely(key // self._num_experts) for key in plan.on_cpu)
 
-    def serial_ns(self, step: StepInfo, plan: LayerPlan, start_ns: int) -> int:
-        """Run everything one after another from ``start_ns`` on; return when it is over."""
-        routing, costs, hardware = plan.routing, self._costs, self._hardware
-        num_bytes = self._activation_bytes(step, plan)
+    def _reads_freely(self, bank: int) -> bool:
+        """Tell whether memory is fast enough for an expert; one token's expert reads fastest."""
+        if bank not in self._has_room:
+            memory = self._hardware.memory
+            assert memory is not None
+            most = self._costs.cpu_work(bank, 1).bytes_per_s
+            self._has_room[bank] = most <= memory.dram_bytes_per_s[0]
+        return self._has_room[bank]
+
+    def _run_serially(
+        self,
+        step: StepInfo,
+        plan: LayerPlan,
+        awaited: Sequence[int],
+        deferred: Sequence[int],
+        start_ns: int,
+    ) -> None:
+        """Run everything one after another, behind what the layer before deferred."""
+        costs, hardware, keys = self._costs, self._hardware, [*awaited, *deferred]
+        num_bytes = bytes_of_tokens(costs, step, plan, keys)
         time_ns = start_ns + costs.handover_ns(step.num_tokens)
         time_ns += transfer_ns(num_bytes, hardware.d2h_bytes_per_s)
-        self._log_handover(step, plan, start_ns, time_ns)
-        for key in plan.on_cpu:
+        log_handover(self._log, step, plan, not awaited, start_ns, time_ns)
+        time_ns = max(time_ns, self._serial_free_ns)
+        for part, due in ((awaited, self.due), (deferred, self._next_due)):
+            if not part:
+                continue
+            time_ns = self._compute(step, plan, part, time_ns)
+            back_bytes = bytes_of_tokens(costs, step, plan, part)
+            end_ns = time_ns + transfer_ns(back_bytes, hardware.h2d_bytes_per_s)
+            log_handover(self._log, step, plan, part is deferred, time_ns, end_ns)
+            due.end_ns = max(due.end_ns, end_ns)
+            num_bytes += back_bytes
+        self._serial_free_ns = time_ns
+        if self._shares is not None:
+            weights_bytes = sum(self._size_of_key[key] for key in keys)
+            self._shares.count(weights_bytes + num_bytes, _HOST_MEMORY)
+
+    def _compute(self, step: StepInfo, plan: LayerPlan, keys: Sequence[int], time_ns: int) -> int:
+        """Compute experts one after another; return when the last is done."""
+        costs, routing = self._costs, plan.routing
+        for key in keys:
             begin_ns = time_ns
-            time_ns += costs.expert_cpu_ns(routing.layer, routing.num_tokens(key))
+            time_ns += costs.expert_cpu_ns(key // self._num_experts, routing.num_tokens(key))
             self._serial_busy_ns += time_ns - begin_ns
             if self._log is not None:
                 self._log.expert(plan, step, Lane.CPU, 0, key, begin_ns, time_ns)
-        end_ns = time_ns + transfer_ns(num_bytes, hardware.h2d_bytes_per_s)
-        self._log_handover(step, plan, time_ns, end_ns)
-        if self._shares is not None:
-            weights_bytes = len(plan.on_cpu) * self._layer_bytes[routing.layer]
-            self._shares.count(weights_bytes + 2 * num_bytes, _HOST_MEMORY)
-        return end_ns
+        return time_ns
 
-    # -- where memory and links are shared ----------------------------------------------------------
+    # -- as events ----------------------------------------------------------------------------------
 
-    def start(self, step: StepInfo, plan: LayerPlan, all_at_host: bool) -> None:
-        """Begin the CPU's part of a layer now; ``all_at_host``: none has to be told of by at_host."""
-        self._step, self._plan = step, plan
-        self._begin_ns = self._clock.now
-        self._num_left = len(plan.on_cpu)
-        assert self._pool is not None
-        self._lost_before_ns = list(self._pool.lost_ns)
-        if all_at_host:
-            self._ready = list(plan.on_cpu)
-        handover_ns = self._costs.handover_ns(step.num_tokens)
-        self._clock.schedule(Event(self._send), LOAD_ENDED, handover_ns)
+    def _trip(
+        self, step: StepInfo, plan: LayerPlan, awaited: Sequence[int], deferred: Sequence[int]
+    ) -> Trip:
+        self._num_trips += 1
+        trip = Trip(step, plan, self._num_trips)
+        for keys, due in ((awaited, self.due), (deferred, self._next_due)):
+            if keys:
+                trip.parts.append(Part(trip, keys, due is self._next_due, due))
+                due.num_left += 1
+                self.num_under_way += 1
+        return trip
 
-    def at_host(self, key: int) -> None:
-        """Learn that an expert of the plan is in host memory."""
-        self.last_read_ns = self._clock.now
-        self._ready.append(key)
-        if self._handed_over:
-            self._submit()
-
-    def _send(self, _: Any) -> None:
-        self._transfer(False, self._sent)
-
-    def _sent(self, _: int = 0) -> None:
-        self._log_handover(self._step, self._plan, self._begin_ns, self._clock.now)
-        self._handed_over = True
-        self._submit()
-
-    def _submit(self) -> None:
-        ready, self._ready = self._ready, []
-        routing, pool = self._plan.routing, self._pool
-        assert pool is not None
-        for key in ready:
-            pool.submit(key, self._costs.cpu_work(routing.layer, routing.num_tokens(key)))
-
-    def _computed(self, key: int, team: int, begin_ns: int) -> None:
-        if self._log is not None:
-            now_ns = self._clock.now
-            self._log.expert(self._plan, self._step, Lane.CPU, team, key, begin_ns, now_ns)
-        self._num_left -= 1
-        if not self._num_left:
-            assert self._pool is not None
-            self.lost_ns = self._pool.lost_ns[team] - self._lost_before_ns[team]
-            self._begin_ns = self._clock.now
-            self._transfer(True, self._returned)
-
-    def _returned(self, _: int = 0) -> None:
-        self._log_handover(self._step, self._plan, self._begin_ns, self._clock.now)
-        self._handed_over = False
-        self._on_done()
-
-    def _transfer(self, to_gpu: bool, on_end: Callable[[int], None]) -> None:
-        """Move the layer's activations over the link, beside the copies that are on it."""
-        num_bytes = self._activation_bytes(self._step, self._plan)
-        if not num_bytes:
-            on_end(0)
-            return
-        hardware, shares = self._hardware, self._shares
-        assert shares is not None
-        assert hardware.memory is not None
-        layer = self._plan.routing.layer
-        gpu = hardware.home_of_layer[layer] if hardware.home_of_layer else 0
-        uses = (*hardware.memory.from_memory(0, True), *hardware.memory.over_link(gpu, to_gpu))
-        rate = hardware.h2d_bytes_per_s if to_gpu else hardware.d2h_bytes_per_s
-        shares.start(num_bytes, rate, uses, on_end)
-
-    def _activation_bytes(self, step: StepInfo, plan: LayerPlan) -> int:
-        """Return the bytes of those tokens' activations that the CPU's experts serve, at most all."""
-        tokens = sum(map(plan.routing.num_tokens, plan.on_cpu))
-        return self._costs.activation_bytes(min(tokens, step.num_tokens))
-
-    def _log_handover(self, step: StepInfo, plan: LayerPlan, start_ns: int, end_ns: int) -> None:
-        if self._log is not None and end_ns > start_ns:
-            self._log.handover(step, Kind.HANDOVER, 0, plan.routing.layer, start_ns, end_ns)
+    def _back(self, part: Part) -> None:
+        """Learn that a part has come back."""
+        self.num_under_way -= 1
+        if part.due is self.due:  # else the layer under way does not wait for it
+            self.end_ns = self.due.end_ns
+            self._on_done()

@@ -10,7 +10,7 @@ import numpy as np
 from sim.events import EventLog, Kind, Lane
 from sim.gpu import GPU
 from sim.hardware import Hardware
-from sim.types import LayerPlan, StepInfo
+from sim.types import KeySpace, LayerPlan, StepInfo
 
 
 class KernelCosts(Protocol):
@@ -36,20 +36,26 @@ class Kernels:
         self,
         hardware: Hardware,
         costs: KernelCosts,
-        num_layers: int,
-        num_experts: int,
+        keys: KeySpace,
         log: EventLog | None,
     ) -> None:
         self.gpus = [GPU(index) for index in range(hardware.num_gpus)]
         self._unit_ns = [
-            [costs.expert_gpu_ns(layer, 1, packed) for layer in range(num_layers)]
+            [costs.expert_gpu_ns(bank, 1, packed) for bank in range(keys.num_banks)]
             for packed in (False, True)
         ]
         self._hardware = hardware
         self._costs = costs
-        self._num_experts = num_experts
+        self._keys = keys
         self._log = log
         self._ones_ns: dict[tuple[int, int, bool], int] = {}
+        self.num_beside = 0
+        """Runs of GPUs that begin no set of expert kernels."""
+
+    @property
+    def num_sets(self) -> int:
+        """Sets of expert kernels that were run so far."""
+        return sum(gpu.num_runs for gpu in self.gpus) - self.num_beside
 
     # -- several GPUs -------------------------------------------------------------------------------
 
@@ -85,6 +91,7 @@ class Kernels:
         """Permute the tokens of a layer."""
         gpu, cost_ns = self.home(layer), self._costs.pack_ns(step.num_tokens)
         start_ns = gpu.run(ready_ns, cost_ns)
+        self.num_beside += 1
         if self._log is not None and cost_ns:
             self._log.layer(step, Kind.PACK, gpu.index, layer, start_ns, gpu.free_ns)
 
@@ -99,10 +106,17 @@ class Kernels:
                 self._run_on(gpu, step, plan, part, ready_ns)
 
     def run_share(
-        self, step: StepInfo, plan: LayerPlan, key: int, ready_ns: int, cost_ns: int
+        self,
+        step: StepInfo,
+        plan: LayerPlan,
+        key: int,
+        ready_ns: int,
+        cost_ns: int,
+        ends: bool = True,
     ) -> None:
-        """Run one expert, or the share of it that costs ``cost_ns``."""
+        """Run one expert, or the share of it that costs ``cost_ns``; ``ends``: it is whole with that."""
         gpu = self.gpu_of(key)
+        self.num_beside += not ends
         start_ns = gpu.run(ready_ns, cost_ns)
         if self._log is not None:
             self._log.expert(plan, step, Lane.GPU, gpu.index, key, start_ns, gpu.free_ns)
@@ -127,7 +141,7 @@ class Kernels:
             return found
         if plan.groups is None or len(plan.groups) < 2:
             return cost(routing.layer, [routing.num_tokens(key) for key in keys], packed)
-        rows = [routing.token_ids(key % self._num_experts) for key in keys]
+        rows = [routing.token_ids(key % self._keys.num_experts) for key in keys]
         total_ns = 0
         for group in plan.groups:
             shares = [int(np.isin(group, tokens).sum()) for tokens in rows]
@@ -138,7 +152,59 @@ class Kernels:
         self, gpu: GPU, step: StepInfo, plan: LayerPlan, keys: Sequence[int], ready_ns: int
     ) -> None:
         cost_ns = self.cost_ns(step, plan, keys)
+        if not keys:  # a gate has let nobody through
+            self.num_beside += 1
         start_ns = gpu.run(ready_ns, cost_ns)
         if self._log is not None:
             weights = [self.one_ns(step, plan, key) for key in keys]
             self._log.experts(plan, step, gpu.index, keys, weights, start_ns, cost_ns)
+
+
+class MixedKernels(Kernels):
+    """Kernels where experts have low-precision copies: a set of kernels serves one precision only."""
+
+    def one_ns(self, step: StepInfo, plan: LayerPlan, key: int) -> int:
+        """Return the time of one expert that is ready by itself, in its own precision."""
+        if step.num_tokens == 1:
+            return self._unit_ns[plan.packed][self._keys.bank(key)]
+        return self._bank_ns(step, plan, (key,))
+
+    def cost_ns(self, step: StepInfo, plan: LayerPlan, keys: Sequence[int]) -> int:
+        """Return the time of experts that are ready together: those of one precision, then the others."""
+        return sum(self._bank_ns(step, plan, part) for part in self._by_precision(keys))
+
+    def _run_on(
+        self, gpu: GPU, step: StepInfo, plan: LayerPlan, keys: Sequence[int], ready_ns: int
+    ) -> None:
+        for part in self._by_precision(keys):
+            super()._run_on(gpu, step, plan, part, ready_ns)
+
+    def _by_precision(self, keys: Sequence[int]) -> list[list[int]]:
+        """Return the experts of full precision and the low-precision ones, those of which there are any."""
+        is_low = self._keys.is_low
+        parts = [key for key in keys if not is_low(key)], [key for key in keys if is_low(key)]
+        return [part for part in parts if part]
+
+    def _bank_ns(self, step: StepInfo, plan: LayerPlan, keys: Sequence[int]) -> int:
+        """Return the time of experts of one precision, over all micro-batches of the plan."""
+        routing, packed, num_experts = plan.routing, plan.packed, self._keys.num_experts
+        bank, cost = self._keys.bank(keys[0]), self._costs.experts_gpu_ns
+        if step.num_tokens == 1:
+            return cost(bank, (1,) * len(keys), packed)
+        if plan.groups is None or len(plan.groups) < 2:
+            return cost(bank, [routing.num_tokens(key) for key in keys], packed)
+        is_low = self._keys.is_low(keys[0])
+        rows = [routing.token_ids(key % num_experts, is_low) for key in keys]
+        total_ns = 0
+        for group in plan.groups:
+            shares = [int(np.isin(group, tokens).sum()) for tokens in rows]
+            total_ns += cost(bank, [count for count in shares if count], packed)
+        return total_ns
+
+
+def kernels_of(
+    hardware: Hardware, costs: KernelCosts, keys: KeySpace, log: EventLog | None
+) -> Kernels:
+    """Return the kernels of a machine and of the copies of experts that there are."""
+    kind = Kernels if keys.num_copies == 1 else MixedKernels
+    return kind(hardware, costs, keys, log)

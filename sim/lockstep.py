@@ -16,12 +16,14 @@ def run_lockstep(
     offloader: Offloader,
     on_plan: Callable[[LayerPlan], None] | None = None,
     steps: Table | None = None,
+    ledger: Table | None = None,
 ) -> StepCounter:
     """Run a workload through the Offloader; ``on_plan`` sees every plan. All times are 0.
 
-    ``steps`` is where the step table's rows go; None: into memory.
+    ``steps`` is where the step table's rows go; None: into memory. ``ledger`` is where those of the
+    quality ledger go; None: none is kept.
     """
-    counter = StepCounter(offloader.residency, steps)
+    counter = StepCounter(offloader.residency, steps, ledger)
     has_tiers = offloader.host is not None
     for step in workload.steps():
         shrink = offloader.begin_step(step.info)

@@ -1,34 +1,43 @@
-"""How the experts of an event that are not on the GPU are served."""
+"""How the experts of an event are served that are not on the GPU, or that are and are placed elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.policies.base import CachePolicy, PlacementPolicy, overriding
+from sim.policies.base import CachePolicy, PlacementPolicy, PolicySet, overriding
 from sim.room import Room
 from sim.types import ExpertWork, LayerPlan, Service, View
 
+_FOR_MISSES = (Service.LOAD, Service.BYPASS, Service.CPU, Service.DEFER)
+_FOR_HITS = (Service.STAY, Service.CPU)
+
 
 class Misses:
-    """Asks the placement and cache policies about missing experts.
+    """Asks the placement and cache policies about missing experts, and about hits if placement wants to.
 
     ``owner`` is the cache policy of each expert, [num_keys]. ``held`` are the experts of the event
-    under way that run in staging slots and may stay afterwards.
+    under way that run in staging slots and may stay afterwards. ``places_hits`` tells whether events
+    without a miss are placed too. With ``hits_stay`` an expert on the GPU is not in host memory as well:
+    there is nothing for the CPU to compute with, and CPU for a hit is served as STAY.
     """
 
     def __init__(
         self,
         view: View,
         room: Room,
-        placement: PlacementPolicy | None,
+        policies: PolicySet,
         owner: Sequence[CachePolicy],
         caches_of_layer: Sequence[Sequence[CachePolicy]],
         staging_slots: int,
+        hits_stay: bool = False,
     ) -> None:
         self.held: Sequence[int] = ()
+        self.places_hits = policies.placement is not None and policies.placement.places_hits
+        self._hits_stay = hits_stay
         self._view = view
         self._room = room
-        self._placement = placement
+        self._placement = policies.placement
+        self._insert_cap = policies.insert_cap
         self._owner = owner
         self._screens = [bool(overriding(caches, "admits")) for caches in caches_of_layer]
         self._admits_after = [caches[0].admits_after for caches in caches_of_layer]
@@ -39,11 +48,17 @@ class Misses:
         bypasses: list[int] = []
         if self._placement is not None:
             missing = self._place(plan, missing, bypasses)
+            if not missing and not bypasses:
+                return
         owner, view = self._owner, self._view
         if self._screens[plan.routing.layer]:
             admitted = [key for key in missing if owner[key].admits(key, view)]
             bypasses += [key for key in missing if key not in admitted]
             missing = admitted
+        cap = self._insert_cap
+        if cap is not None:
+            bypasses += missing[cap:]
+            missing = missing[:cap]
         if self._admits_after[plan.routing.layer]:
             self._hold(plan, bypasses, missing)
             return
@@ -68,18 +83,42 @@ class Misses:
 
     def _place(self, plan: LayerPlan, missing: list[int], bypasses: list[int]) -> list[int]:
         """Ask the placement policy; return the keys to be loaded, and fill the other lists."""
-        routing, placement = plan.routing, self._placement
+        routing, placement, absent = plan.routing, self._placement, set(missing)
         assert placement is not None
-        work = [ExpertWork(key, routing.num_tokens(key)) for key in missing]
+        asked = routing.experts if self.places_hits else missing
+        work = [ExpertWork(key, routing.num_tokens(key), key not in absent) for key in asked]
         services = [Service(service) for service in placement.place(work, self._view)]
-        if len(services) != len(missing):
+        if len(services) != len(asked):
             raise ValueError(
-                f"{type(placement).__name__}.place: {len(services)} services for {len(missing)} experts"
+                f"{type(placement).__name__}.place: {len(services)} services for {len(asked)} experts"
             )
-        chosen = list(zip(missing, services, strict=True))
-        plan.on_cpu = [key for key, service in chosen if service == Service.CPU]
-        bypasses.extend(key for key, service in chosen if service == Service.BYPASS)
-        return [key for key, service in chosen if service == Service.LOAD]
+        chosen: list[list[int]] = [[] for _ in Service]
+        # What a step computes must be complete when it ends: its last layer has nobody to defer to.
+        is_last = routing.layer == self._view.num_layers - 1
+        for (key, _, is_hit), service in zip(work, services, strict=True):
+            if service not in (_FOR_HITS if is_hit else _FOR_MISSES):
+                raise _refusal(placement, key, service, is_hit)
+            as_cpu = is_last and service is Service.DEFER
+            chosen[Service.CPU if as_cpu else service].append(key)
+        plan.on_cpu = chosen[Service.CPU]
+        if chosen[Service.DEFER]:
+            plan.deferred = chosen[Service.DEFER]
+        if self.places_hits and plan.on_cpu:
+            self._move_hits(plan, absent)
+        bypasses.extend(chosen[Service.BYPASS])
+        return chosen[Service.LOAD]
+
+    def _move_hits(self, plan: LayerPlan, absent: set[int]) -> None:
+        """Take the hits that run on the CPU out of what the GPU computes."""
+        if self._hits_stay:
+            plan.on_cpu = [key for key in plan.on_cpu if key in absent]
+            return
+        moved = set(plan.on_cpu).difference(absent)
+        if moved:
+            num_hits = len(plan.resident)
+            plan.resident = [key for key in plan.resident if key not in moved]
+            plan.late = [key for key in plan.late if key not in moved]
+            plan.hits_on_cpu = num_hits - len(plan.resident)
 
     def _hold(self, plan: LayerPlan, bypasses: list[int], missing: list[int]) -> None:
         """Load into free room; serve the rest from staging slots, from which some may stay afterwards.
@@ -94,3 +133,13 @@ class Misses:
         plan.bypasses = [*candidates, *bypasses]
         plan.bypass_slots = max(1, slots - plan.num_held)
         self.held = candidates[: plan.num_held]
+
+
+def _refusal(placement: PlacementPolicy, key: int, service: Service, is_hit: bool) -> ValueError:
+    """Return the error of a service that an expert cannot have."""
+    where = "on the GPU or on its way there" if is_hit else "not on the GPU"
+    names = [allowed.name for allowed in (_FOR_HITS if is_hit else _FOR_MISSES)]
+    rule = f"must be {', '.join(names[:-1])} or {names[-1]}"
+    return ValueError(
+        f"{type(placement).__name__}.place: {service.name} for key = {key}, which is {where}: {rule}"
+    )

@@ -19,6 +19,7 @@ from sim.policies.base import PolicySet, RepackPolicy, overriding
 from sim.preload import preload
 from sim.residency import ABSENT, RESIDENT, Residency
 from sim.room import Admission, Room
+from sim.stage_score import StageScore
 from sim.types import (
     CostModel,
     LayerPlan,
@@ -81,7 +82,8 @@ class Offloader:
         self.view.packed = policies.repack is not None and policies.repack.packed
         self._joint = joint
         self._held_kv_tokens = 0
-        self._room = Room(residency, self.view)
+        self.stage_score = StageScore()
+        self.room = self._room = Room(residency, self.view)
         self._owner = [policies.caches[pool] for pool in residency.pool_of_key]
         self._caches_of_layer = [
             [policies.caches[pool] for pool in residency.pools_of_layer(layer)]
@@ -89,7 +91,9 @@ class Offloader:
         ]
         self._learn(policies)
         caches, room = (self._owner, self._caches_of_layer), self._room
-        self._misses = Misses(self.view, room, policies.placement, *caches, staging_slots)
+        hits_stay = exclusive_host and host is not None
+        self._misses = Misses(self.view, room, policies, *caches, staging_slots, hits_stay)
+        self._places_hits = self._misses.places_hits
         self._ahead = Ahead(
             *(self.view, residency, room, policies.prefetch),
             *caches,
@@ -103,7 +107,9 @@ class Offloader:
         if host is not None:
             assert policies.host is not None
             view = View(residency.keys, costs, idle, host)
-            self.host = HostTier(host, policies.host, residency, view, exclusive_host)
+            self.host = HostTier(
+                host, policies.host, residency, view, exclusive_host, prefetch_limit
+            )
             self.host.fill()
 
     def _learn(self, policies: PolicySet) -> None:
@@ -114,6 +120,11 @@ class Offloader:
             overriding([*caches, *others], "observe") for caches in self._caches_of_layer
         ]
         self._migrates = [bool(overriding(caches, "wants")) for caches in self._caches_of_layer]
+
+    def start_counting(self) -> None:
+        """Begin to count waste and stages anew: what came before was to warm up."""
+        self._room.start_counting()
+        self.stage_score = StageScore()
 
     @property
     def wasted_prefetch_bytes(self) -> int:
@@ -132,8 +143,10 @@ class Offloader:
         view.step = step
         if self.host is not None:
             self.host.view.step = step
-        if self.policies.stages is not None and self.policies.stages.is_boundary(step):
-            view.stage += 1
+        if self.policies.stages is not None:
+            found = self.policies.stages.is_boundary(step)
+            view.stage += found
+            self.stage_score.add(step, found)
         for part in self._starters:
             part.begin_step(view)
         if self._joint is None or step.held_kv_tokens == self._held_kv_tokens:
@@ -164,14 +177,16 @@ class Offloader:
                 caches[0].on_hit(used, view)
             else:
                 self._hit_each(used)
-            if self._room.unused_prefetches:
-                self._room.unused_prefetches.difference_update(used)
-        if missing:
+        if missing or self._places_hits:
             self._misses.serve(plan, missing)
+            if self._places_hits and plan.on_cpu:
+                self._leave_on_way(plan)
+        if self._room.unused_prefetches:
+            self._room.use(plan.resident, plan.late)
         if policies.repack is not None:
             self._repack(plan, policies.repack)
         if self._migrates[layer] or policies.prefetch is not None:
-            self._ahead.plan(plan)
+            self._ahead.plan(plan, () if self.host is None else self.host.kept)
         if cancels:
             plan.cancels = cancels
         if self.host is not None:
@@ -222,7 +237,7 @@ class Offloader:
         """
         self.residency.unpin()
         if self.host is not None:
-            self.host.end_layer()
+            self.host.end_layer(plan.deferred)
         if not self._misses.held:
             return ()
         exchanged = [self._room.exchange(key, self._owner[key]) for key in self._misses.held]
@@ -254,6 +269,11 @@ class Offloader:
         owner = self._owner
         for cache in {id(owner[key]): owner[key] for key in used}.values():
             cache.on_hit([key for key in used if owner[key] is cache], self.view)
+
+    def _leave_on_way(self, plan: LayerPlan) -> None:
+        """Wait no more for prefetches under way whose experts the CPU computes this time."""
+        state = self.residency.state
+        self._under_way.update(key for key in plan.on_cpu if ABSENT < state[key] < RESIDENT)
 
     def _repack(self, plan: LayerPlan, repack: RepackPolicy) -> None:
         plan.packed = repack.packed
@@ -289,7 +309,9 @@ class Offloader:
         view, other = self.view, host.view
         other.layer, other.event, other.now_ns = view.layer, view.event, view.now_ns
         evicts: list[int] = []
-        demand = [*plan.loads, *plan.bypasses, *plan.on_cpu]
+        if plan.deferred:
+            host.keep(plan)
+        demand = [*plan.loads, *plan.bypasses, *plan.on_cpu, *plan.deferred]
         plan.reads = host.supply(demand, plan.prefetches, evicts)
         if plan.evicts and host.exclusive:
             plan.demotes = host.take_back(plan.evicts, evicts)

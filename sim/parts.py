@@ -3,13 +3,15 @@
 A policy's constructor says by its parameter names what it needs from outside the configuration:
 ``popularity`` (uses of each expert in the calibration requests), ``calibration`` (those requests
 themselves), ``predictor`` (the policy's own, shared by all parts), ``rng`` (random numbers of its own),
-``num_layers``, ``num_experts`` and ``top_k`` of the trace; ``next_use`` and ``future`` (of the very run;
-only an oracle may ask for them). A parameter whose value has a ``_target_`` is a part as well.
+``num_layers``, ``num_experts``, ``top_k``, ``scoring`` and ``normalized`` of the trace; ``next_use``,
+``future``, ``stage_uses`` and ``token_keys`` (of the very run; only an oracle may ask for them). A
+parameter whose value has a ``_target_`` is a part as well.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, cast
@@ -28,10 +30,12 @@ from sim.policies.base import (
     RoutingPolicy,
     SizingPolicy,
     StageDetector,
+    overriding,
 )
 from sim.policies.history import History
 from sim.policies.oracle import Future, NextUse
 from sim.settings import OPTIONAL_ROLES, did_you_mean
+from sim.stage_replay import stage_uses
 from sim.types import ConfigError, LayerRouting
 from sim.workload import Workload
 
@@ -55,13 +59,15 @@ def build_policies(
     num_pools: int,
     calibration: History,
     sizing: SizingPolicy | None = None,
+    warm_up: Workload | None = None,
 ) -> PolicySet:
     """Build one cache policy a pool and the other roles from the ``policy`` group.
 
-    ``sizing`` is the role of that name where it has been built already (see :func:`build_sizing`).
+    ``sizing`` is the role of that name where it has been built already (see :func:`build_sizing`);
+    ``warm_up`` is replayed before ``workload``, so that an oracle must know it too.
     """
     group = config["policy"]
-    supply = _Supply(config, workload, calibration)
+    supply = _Supply(config, workload, calibration, warm_up)
     roles = [
         role for role in OPTIONAL_ROLES if role in group and role not in ("predictor", "sizing")
     ]
@@ -70,6 +76,7 @@ def build_policies(
     caches = [_make(group, "cache", supply) for _ in range(num_pools)]
     others = {role: _make(group, role, supply) for role in roles}
     found = PolicySet(caches, predictor=supply.predictor, sizing=sizing, **others)
+    found.insert_cap = group.get("insert_cap")
     found.calibrated = supply.has_given("popularity", "calibration")
     return found
 
@@ -85,12 +92,57 @@ def build_sizing(
     return made
 
 
+def build_detector(
+    config: Mapping[str, Any], workload: Workload, calibration: History
+) -> StageDetector:
+    """Build only the role that finds stage boundaries."""
+    return _detector(config["policy"], _Supply(config, workload, calibration))
+
+
+def _detector(group: Mapping[str, Any], supply: _Supply) -> StageDetector:
+    if "stages" not in group:
+        raise ConfigError(f"policy/{group.get('name')}: needs stages: policy.stages must be given")
+    made: StageDetector = _make(group, "stages", supply)
+    return made
+
+
+def build_former(config: Mapping[str, Any], workload: Workload, calibration: History) -> None:
+    """Let the role that chooses who decodes, if there is one, form the batches of a workload.
+
+    Its choices decide the steps and so the memory of KV, which is needed before the other roles; they
+    are replayed without a run, so that it can learn nothing from one.
+    """
+    group = config["policy"]
+    if "former" not in group:
+        return
+    supply, where = _Supply(config, workload, calibration), f"policy/{group.get('name')}: former"
+    former = _make(group, "former", supply)  # mistakes are found now
+    for hook in ("begin_step", "observe"):
+        if overriding([former], hook):
+            raise ConfigError(
+                f"{where}: {type(former).__name__}.{hook} must not be overridden: a former's choices are "
+                "worked out before the run as well, when there is nothing to learn"
+            )
+    key = json.dumps(dict(group["former"]), sort_keys=True, default=str)
+    workload.form_batches(lambda: _make(group, "former", supply), key)
+
+
 class _Supply:
     """What constructors may ask for by parameter name, computed once and only when asked."""
 
-    def __init__(self, config: Mapping[str, Any], workload: Workload, calibration: History) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        workload: Workload,
+        calibration: History,
+        warm_up: Workload | None = None,
+    ) -> None:
+        works = [workload] if warm_up is None else [warm_up, workload]
+
         def events() -> Iterator[LayerRouting]:
-            return (routing for step in workload.steps() for routing in workload.routings(step))
+            for work in works:
+                for step in work.steps():
+                    yield from work.routings(step)
 
         meta = workload.trace.meta
         self._makers: dict[str, Callable[[], Any]] = {
@@ -98,9 +150,13 @@ class _Supply:
             "calibration": lambda: calibration,
             "next_use": lambda: NextUse(events()),
             "future": lambda: Future(events()),
+            "stage_uses": lambda: stage_uses(_detector(config["policy"], self), works),
+            "token_keys": workload.token_keys,
             "num_layers": lambda: meta.num_layers,
             "num_experts": lambda: meta.num_experts,
             "top_k": lambda: meta.top_k,
+            "scoring": lambda: meta.scoring,
+            "normalized": lambda: meta.normalized,
         }
         self._made: dict[str, Any] = {}
         self._seed = config["workload"]["seed"]
@@ -139,7 +195,8 @@ _HOW_TO_RECORD = {
     "next_gate_ids_2": "; greenroom record --gates-ahead 2 writes it",
     "next_gate_ids_3": "; greenroom record --gates-ahead 3 writes it",
 }
-_FUTURE = ("next_use", "future")
+_EVENTS = ("next_use", "future", "stage_uses")
+_FUTURE = (*_EVENTS, "token_keys")
 
 
 def _make(group: Mapping[str, Any], role: str, supply: _Supply) -> Any:
@@ -204,10 +261,15 @@ def _check_future(
     asked = [name for name in _FUTURE if name in known]
     if asked and not getattr(maker, "oracle", False):
         raise ConfigError(f"{where}: {target} takes {asked[0]} but is not marked oracle = True")
+    asked = [name for name in asked if name in _EVENTS]
     if asked and supply.is_open:
         raise ConfigError(
             f"{where}: {target} must know the future, which workload.arrivals leave to the clock: "
             "must run with workload.arrivals = closed"
+        )
+    if asked and where.partition(": ")[2].startswith("former"):
+        raise ConfigError(
+            f"{where}: {target} takes {asked[0]}, which depends on a former's own choices"
         )
     if "predictor" in known and supply.predictor is None and _is_required(known["predictor"]):
         raise ConfigError(f"{where}: {target} needs a predictor: policy.predictor must be given")

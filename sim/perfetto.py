@@ -40,6 +40,7 @@ _HOMES = {
     Lane.D2H: (_LINKS, "GPU to host", "GPU {} to host"),
     Lane.CPU: (_HOST, "CPU experts", "CPU experts of team {}"),
     Lane.HANDOVER: (_HOST, "handover", "handover of GPU {}"),
+    Lane.DEFERRAL: (_HOST, "handover of deferred experts", "handover of deferred experts, slot {}"),
     Lane.STORAGE: (_STORAGE, "reads", "reads of device {}"),
 }
 """The process of each lane, and its name where there is one of it and where there are several."""

@@ -5,31 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from textwrap import fill
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from sim.labels import Row, names, origin
-from sim.results import whole_file
+from sim.labels import Row, names
+from sim.league import league
+from sim.plot_style import caption, look, new_figure, save
+from sim.report_league import league_figure
 
-# Okabe-Ito, safe for colour-blind readers; a marker each, so that grey print tells them apart too.
-_LOOKS = {
-    "on_demand": ("#999999", "x"),
-    "fifo": ("#8C6D31", "P"),
-    "lru": ("#0072B2", "o"),
-    "lru_global": ("#56B4E9", "s"),
-    "lfu": ("#009E73", "^"),
-    "static": ("#E69F00", "v"),
-    "fiddler": ("#D55E00", "D"),
-    "saem": ("#CC79A7", "*"),
-    "belady": ("#000000", "<"),
-    "belady_bypass": ("#000000", ">"),
-}
-_SPARE = (("#7F3C8D", "h"), ("#11A579", "8"), ("#3969AC", "p"), ("#80BA5A", "d"))
 _DASHES = ("-", "--", ":", "-.", (0, (6, 1)), (0, (1, 4)))
 _PARTS = (
     ("gpu_share", "GPU busy", "#009E73", ""),
@@ -52,14 +36,17 @@ def plot_sweep(rows: Sequence[Row], folder: Path) -> list[Path]:
         return drawn
     with plt.style.context([str(style)]):
         if len({row["cache_ratio"] for row in rows}) > 1:
-            drawn.append(_save(throughput_by_cache(rows), folder / "throughput_by_cache"))
-        drawn.append(_save(stall_breakdown(rows), folder / "stall_breakdown"))
+            drawn.append(save(throughput_by_cache(rows), folder / "throughput_by_cache"))
+        drawn.append(save(stall_breakdown(rows), folder / "stall_breakdown"))
+        baseline, standings = league(rows, rows[0].get("baseline"))
+        if standings:
+            drawn.append(save(league_figure(rows, baseline, standings), folder / "league"))
     return drawn
 
 
 def throughput_by_cache(rows: Sequence[Row]) -> Figure:
     """Draw tokens/s over the share of experts on the GPU, a line a policy; oracles have hollow marks."""
-    figure, axes = plt.subplots(figsize=(4.8, 3.0))
+    figure, axes = new_figure(4.8, 3.0)
     variants: list[str] = []  # what sets lines of one policy apart: one dash pattern each
     for name, series in _series(rows).items():
         variant = name.removeprefix(series[0]["policy"])
@@ -84,7 +71,7 @@ def throughput_by_cache(rows: Sequence[Row]) -> Figure:
     axes.set_ylabel("tokens/s")
     axes.set_ylim(bottom=0)
     figure.legend(loc="outside right center")
-    _caption(figure, rows)
+    caption(figure, rows)
     return figure
 
 
@@ -100,7 +87,7 @@ def stall_breakdown(rows: Sequence[Row]) -> Figure:
     parts = [part for part, widths in spent.items() if any(widths)]
     legend_rows = -(-len(parts) // _LEGEND_COLUMNS)
     height = 0.28 * len(chosen) + 1.1 + 0.2 * legend_rows
-    figure, axes = plt.subplots(figsize=(width, height))
+    figure, axes = new_figure(width, height)
     left = [0.0] * len(chosen)
     for part in parts:
         _, label, colour, hatch = part
@@ -111,7 +98,7 @@ def stall_breakdown(rows: Sequence[Row]) -> Figure:
     axes.set_xlabel(f"ms for an output token, {100 * size:.3g}% of experts in GPU memory")
     axes.grid(axis="y", visible=False)
     figure.legend(loc="outside upper center", ncols=_LEGEND_COLUMNS)
-    _caption(figure, rows)
+    caption(figure, rows)
     return figure
 
 
@@ -121,32 +108,8 @@ def _spent_ms(row: Row, column: str) -> float:
     return float(share * 1e3 / row["tokens_per_s"])
 
 
-def look(policy: str) -> tuple[str, str]:
-    """Return the colour and marker of a policy, the same in every figure."""
-    return _LOOKS.get(policy, _SPARE[sum(map(ord, policy)) % len(_SPARE)])
-
-
 def _series(rows: Sequence[Row]) -> dict[str, list[Row]]:
     series: dict[str, list[Row]] = {}
     for name, row in zip(names(rows), rows, strict=True):
         series.setdefault(name, []).append(row)
     return series
-
-
-_CAPTION_CHARS_PER_INCH = 23
-
-
-def _caption(figure: Figure, rows: Sequence[Row]) -> None:
-    """Say under the figure where its numbers come from."""
-    text = f"{origin(rows)}; greenroom {rows[0]['provenance']['greenroom_version']}"
-    narrow = fill(text, width=int(figure.get_figwidth() * _CAPTION_CHARS_PER_INCH))
-    figure.supxlabel(narrow, fontsize=5, color="0.45")
-
-
-def _save(figure: Figure, stem: Path) -> Path:
-    """Write PNG and PDF; return the PNG's path."""
-    for suffix, metadata in ((".pdf", {"CreationDate": None}), (".png", {})):
-        with whole_file(stem.with_suffix(suffix)) as partial:
-            figure.savefig(partial, format=suffix[1:], metadata=metadata)
-    plt.close(figure)
-    return stem.with_suffix(".png")

@@ -12,8 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from sim.labels import Row, device, origin, value, varying
+from sim.league import league
 from sim.metrics import LANES, STALLS
 from sim.perfetto import TIMELINE
+from sim.report_batch import UNION, batch_lines
+from sim.report_batch import WHEN as WHEN_BATCH
+from sim.report_quality import LEGEND, QUALITY, WHEN, ledger_lines
 
 
 def print_run(summary: Row, folder: Path) -> None:
@@ -33,12 +37,18 @@ def print_run(summary: Row, folder: Path) -> None:
 def print_sweep(rows: Sequence[Row], folder: Path) -> None:
     """Print a sweep's table, draw its figures, and say where everything is."""
     from sim.plots import plot_sweep
+    from sim.report_league import print_league, write_league
 
     figures = plot_sweep(rows, folder)  # first: a reader who goes away must not cost them
     console = _console()
     _print_table(console, rows)
     for note in [_LEGEND, *_notes(rows)]:
         console.print(note, highlight=False)
+    baseline, standings = league(rows, rows[0].get("baseline"))
+    if standings:
+        print_league(console, baseline, standings)
+        league_file = write_league(folder, baseline, standings)
+        console.print(f"League: {league_file}", highlight=False, soft_wrap=True)
     for figure in figures:
         console.print(f"Figure: {figure}", highlight=False, soft_wrap=True)
     console.print(f"Results: {folder}", highlight=False, soft_wrap=True)
@@ -58,7 +68,10 @@ def _print_table(console: Console, rows: Sequence[Row]) -> None:
         table = _table(rows, columns)
         if _width(console, table) <= console.width or len(columns) <= _FEWEST:
             break
-        columns.remove(next(name for name in _DISPENSABLE if name in columns))
+        spare = next((name for name in _DISPENSABLE if name in columns), None)
+        if spare is None:
+            break
+        columns.remove(spare)
     console.print(table)
     if len(columns) < len(wanted):
         left_out = ", ".join(name for name in wanted if name not in columns)
@@ -132,6 +145,8 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
     ),
     "hit rate": lambda row: _share(row["hit_rate"]),
     "to Belady": _gap,
+    **QUALITY,
+    **UNION,
     "GB moved": lambda row: f"{(row['h2d_bytes'] or row['read_bytes']) / 1e9:.1f}",
     "GPU": lambda row: _share(row["gpu_share"]),
     "link stall": lambda row: _share(row["link_stall_share"]),
@@ -150,6 +165,8 @@ _RARE: dict[str, Callable[[Row], bool]] = {
     "DRAM stall": lambda row: (row["dram_stall_share"] or 0.0) >= _RARE_SHARE,
     "host stall": lambda row: (row["host_stall_share"] or 0.0) >= _RARE_SHARE,
     "refused": lambda row: row["refused"] > 0,
+    **WHEN,
+    **WHEN_BATCH,
 }
 """Columns to show only where one of the rows has something to say in them."""
 _FEWEST = 3
@@ -161,6 +178,7 @@ _DISPENSABLE = (
     "CPU stall",
     "link stall",
     "GPU",
+    "union",
     "TPOT p50 ms",
     "GB moved",
     "refused",
@@ -170,12 +188,14 @@ _DISPENSABLE = (
 """Columns to leave out where there is no room, the first first."""
 _LEGEND = (
     "hit rate: experts found where they compute / experts used, by (step, layer). to Belady: how many "
-    "more the optimum of the same size has. GB moved: to there."
+    "more the optimum of the same size has. GB moved: to there. union: experts of a layer that a decode step "
+    "uses."
 )
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
     notes = ["* knows the future."] if any(row["oracle"] for row in rows) else []
+    notes += [LEGEND] if any(row["lossy"] for row in rows) else []
     for note in dict.fromkeys(note for row in rows for note in row["notes"]):
         concerned = ", ".join(dict.fromkeys(row["policy"] for row in rows if note in row["notes"]))
         notes.append(f"Note on {concerned}: {note}.")
@@ -191,7 +211,18 @@ def _details(row: Row) -> list[str]:
         f"TTFT p50 {'-' if ttft is None else f'{ttft / 1e6:.1f} ms'}; {device(row)} memory used "
         f"{row['gpu_bytes'] / 1e9:.2f} GB, {row['cache_bytes'] / 1e9:.2f} GB of it expert cache.",
     ]
-    return lines + _time_lines(row) + _notes([row])
+    if row["prefetch_useful_rate"] is not None:
+        lines.append(
+            f"{row['prefetches']} experts were loaded ahead; {_share(row['prefetch_useful_rate'])} of them "
+            "were used before they were dropped."
+        )
+    if row.get("stage_recall") is not None and row["stages"]:
+        lines.append(
+            f"{row['stages']} stage boundaries were found; {_share(row['stage_precision'])} of them are "
+            f"right by the trace's annotation, and {_share(row['stage_recall'])} of those annotated "
+            "were found."
+        )
+    return lines + batch_lines(row) + ledger_lines(row) + _time_lines(row) + _notes([row])
 
 
 def _time_lines(row: Row) -> list[str]:

@@ -18,6 +18,8 @@ REQUEST_COLUMNS = (
     "ttft_ns",
     "tpot_ns",
     "queue_ns",
+    "wait_steps",
+    "longest_wait_steps",
     "outcome",
 )
 
@@ -32,20 +34,28 @@ class Outcome(IntEnum):
 class _Life:
     """What is known of a request under way."""
 
-    __slots__ = ("arrival_ns", "first_ns", "output_tokens", "prompt_tokens", "start_ns")
+    __slots__ = (
+        "arrival_ns",
+        "first_ns",
+        "longest_wait_steps",
+        "output_tokens",
+        "prompt_tokens",
+        "start_ns",
+        "wait_steps",
+    )
 
     def __init__(self, arrival_ns: int, start_ns: int, prompt_tokens: int) -> None:
         self.arrival_ns = arrival_ns
         self.start_ns = start_ns
         self.prompt_tokens = prompt_tokens
-        self.first_ns = self.output_tokens = 0
+        self.first_ns = self.output_tokens = self.wait_steps = self.longest_wait_steps = 0
 
 
 class RequestClock:
     """Follows requests through steps; adds a row to ``table`` as each ends or is refused.
 
     None: a table that keeps its rows. ``start_ns`` is the start of the first step that processes a
-    token of the request.
+    token of the request; what the other columns mean stands at the head of sim/metrics.py.
     """
 
     def __init__(self, table: Table | None = None) -> None:
@@ -57,6 +67,9 @@ class RequestClock:
         lives = self._under_way
         for request, arrival_ns, prompt_tokens in step.admitted:
             lives[request] = _Life(arrival_ns, start_ns, prompt_tokens)
+        for request, steps in step.waited:
+            lives[request].wait_steps += steps
+            lives[request].longest_wait_steps = max(lives[request].longest_wait_steps, steps)
         for request in step.yields:
             life = lives[request]
             if not life.output_tokens:
@@ -70,7 +83,7 @@ class RequestClock:
         request, arrival_ns, prompt_tokens, output_tokens = refused
         times = (arrival_ns, -1, -1, arrival_ns)
         counts = (prompt_tokens, output_tokens)
-        self.table.append((request, *times, *counts, -1, -1, -1, Outcome.REFUSED))
+        self.table.append((request, *times, *counts, -1, -1, -1, -1, -1, Outcome.REFUSED))
 
     def _finish(self, request: int, life: _Life, end_ns: int) -> None:
         tokens = life.output_tokens
@@ -78,4 +91,6 @@ class RequestClock:
         ttft_ns = life.first_ns - life.arrival_ns
         tpot_ns = (end_ns - life.first_ns) // (tokens - 1) if tokens > 1 else 0
         spans = (ttft_ns, tpot_ns, life.start_ns - life.arrival_ns)
-        self.table.append((request, *times, life.prompt_tokens, tokens, *spans, Outcome.DONE))
+        counts = life.prompt_tokens, tokens
+        waits = life.wait_steps, life.longest_wait_steps
+        self.table.append((request, *times, *counts, *spans, *waits, Outcome.DONE))

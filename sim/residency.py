@@ -1,17 +1,20 @@
 """Where every expert is: bytes, states, pins and pools; the mechanism that no policy can overrule.
 
-A pool is a share of GPU memory with its own capacity: one a layer, or one for all layers. Bytes are
-taken when a load is queued, so resident + loading bytes never exceed the capacity. Weights never
-change, so an eviction costs nothing.
+A pool is a share of GPU memory with its own capacity: one a layer, one for some layers, or one for all;
+low-precision copies have pools of their own. Bytes are taken when a load is queued, so resident + loading
+bytes never exceed the capacity. Weights never change, so an eviction costs nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 
+from sim.types import ABSENT as ABSENT
+from sim.types import LOADING as LOADING
+from sim.types import QUEUED as QUEUED
+from sim.types import RESIDENT as RESIDENT
 from sim.types import ConfigError, KeySpace
 
-ABSENT, QUEUED, LOADING, RESIDENT = range(4)
 _NOT_EVICTABLE = "may not be evicted: absent, loading, in use or kept"
 _SHORT = 16
 """Up to this many keys, searching a list beats building a set."""
@@ -29,14 +32,14 @@ class Residency:
     keys
         The key space.
     layer_bytes
-        Bytes of one expert, by layer, [num_layers].
+        Bytes of one expert, by layer, [num_layers]; where there are low-precision copies, by bank.
     pool_of_layer
-        Index of the pool that serves each layer, [num_layers].
+        Index of the pool that serves each layer, [num_layers]; or each bank, likewise.
     capacity_bytes
         Capacity of each pool, [num_pools].
     pool_of_key
-        Index of the pool that serves each expert, [num_layers * num_experts], where a layer's experts
-        are spread over several; ``pool_of_layer`` then names the first of them.
+        Index of the pool that serves each expert, [num_keys], where a layer's experts are spread over
+        several; ``pool_of_layer`` then names the first of them.
 
     ``state``, ``size_of_key``, ``pool_of_key`` and ``free_of_pool`` (bytes) are for others to read, where a
     call would cost too much, and never to write.
@@ -50,9 +53,10 @@ class Residency:
         capacity_bytes: Sequence[int],
         pool_of_key: Sequence[int] | None = None,
     ) -> None:
-        if len(layer_bytes) != keys.num_layers or len(pool_of_layer) != keys.num_layers:
+        if len(layer_bytes) != keys.num_banks or len(pool_of_layer) != keys.num_banks:
             raise ConfigError(
-                f"layer_bytes and pool_of_layer must have {keys.num_layers} entries, one a layer"
+                f"layer_bytes and pool_of_layer must have {keys.num_banks} entries, one a layer"
+                + (" and precision" if keys.num_copies > 1 else "")
             )
         self.keys = keys
         self.layer_bytes = list(layer_bytes)
@@ -96,13 +100,23 @@ class Residency:
         return self.size_of_key[key]
 
     def free_bytes(self, layer: int) -> int:
-        """Unused bytes of the pools that serve ``layer``."""
+        """Unused bytes of the pools that serve ``layer``, or a bank of low-precision copies."""
         keys = self.keys.layer_keys(layer)
         return sum(self.free_of_pool[pool] for pool in {self.pool_of_key[key] for key in keys})
 
     def pools_of_layer(self, layer: int) -> list[int]:
-        """Return the pools that serve ``layer``, in the order of its experts."""
-        return list(dict.fromkeys(self.pool_of_key[key] for key in self.keys.layer_keys(layer)))
+        """Return the pools that serve ``layer``, in the order of its experts, low copies last."""
+        keys = self.keys
+        banks = range(layer, keys.num_banks, keys.num_layers)
+        own = (self.pool_of_key[key] for bank in banks for key in keys.layer_keys(bank))
+        return list(dict.fromkeys(own))
+
+    @property
+    def has_mixed_pools(self) -> bool:
+        """Tell whether experts of one pool differ in size."""
+        sizes: dict[int, int] = {}
+        pairs = zip(self.pool_of_key, self.size_of_key, strict=True)
+        return any(sizes.setdefault(pool, size) != size for pool, size in pairs)
 
     def used_bytes(self, pool: int) -> int:
         """Bytes taken in a pool: resident, loading and queued."""

@@ -1,9 +1,10 @@
 """What a run leaves on disk, and how a sweep's runs become one table.
 
 Files of a run, each there whole or not at all: ``summary.json`` (one row: choices, metrics,
-provenance), ``steps.parquet``, ``requests.parquet``, ``events.parquet`` and ``counters.parquet`` on
-request, ``config.yaml`` (resolved). The tables are written while the run goes on, so that its memory
-does not grow with its length. A sweep adds ``results.parquet`` and ``results.csv``, one row a run.
+provenance), ``steps.parquet``, ``requests.parquet``, ``ledger.parquet`` of a lossy policy,
+``events.parquet`` and ``counters.parquet`` on request, ``config.yaml`` (resolved). The tables are written
+while the run goes on, so that its memory does not grow with its length. A sweep adds
+``results.parquet`` and ``results.csv``, one row a run.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 
 from sim.counter import STEP_COLUMNS
 from sim.events import COUNTER_COLUMNS, EVENT_COLUMNS, Counter, EventLog, Kind, Lane
+from sim.ledger import LEDGER_COLUMNS
 from sim.metrics import RunTables, Totals
 from sim.requests import REQUEST_COLUMNS, Outcome
 from sim.tables import Block, Table
@@ -31,6 +33,7 @@ ERROR = "error.json"
 CONFIG = "config.yaml"
 STEPS = "steps.parquet"
 REQUESTS = "requests.parquet"
+LEDGER = "ledger.parquet"
 EVENTS = "events.parquet"
 COUNTERS = "counters.parquet"
 
@@ -131,7 +134,7 @@ class _Files:
         """Write what still waits, take away what an earlier run left, and give the files their names."""
         for table in self._tables:
             table.close()
-        for name in (SUMMARY, ERROR, CONFIG, EVENTS, COUNTERS):
+        for name in (SUMMARY, ERROR, CONFIG, LEDGER, EVENTS, COUNTERS):
             (self._folder / name).unlink(missing_ok=True)
         for file in self._files:
             file.publish()
@@ -149,6 +152,8 @@ def streamed_tables(
     provenance: Mapping[str, Any],
     num_experts: int,
     record_events: bool = False,
+    num_layers: int | None = None,
+    lossy: bool = False,
 ) -> Iterator[RunTables]:
     """Give a run tables that go to files below ``folder`` and to ``totals`` while it goes on.
 
@@ -161,11 +166,13 @@ def streamed_tables(
         steps = files.table(STEPS, STEP_COLUMNS, phase, totals.add_steps)
         requests = files.table(REQUESTS, REQUEST_COLUMNS, outcome, totals.add_requests)
         tables = RunTables(steps, requests)
+        if lossy:
+            tables.ledger = files.table(LEDGER, LEDGER_COLUMNS, phase, totals.add_ledger)
         if record_events:
             lane, counter, rows = {"lane": Lane, "kind": Kind}, {"counter": Counter}, _EVENT_ROWS
             events = files.table(EVENTS, EVENT_COLUMNS, lane, block_rows=rows)
             counters = files.table(COUNTERS, COUNTER_COLUMNS, counter, block_rows=rows)
-            tables.events = EventLog(num_experts, events, counters)
+            tables.events = EventLog(num_experts, events, counters, num_layers)
         yield tables
         files.publish()
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sim.policies.base import CachePolicy, Evictable
@@ -19,21 +20,33 @@ class Admission(NamedTuple):
 class Room:
     """Admits experts to their pools and counts prefetches that were of no use.
 
-    ``unused_prefetches`` are those that came, or come, unasked and have not been used yet.
-    ``evictable`` may narrow what the residency lets go; ``mixed_sizes`` tells whether experts differ.
+    ``unused_prefetches`` are those that came, or come, unasked and have not been used yet;
+    ``num_useful_prefetches`` counts those that were used before they were dropped.
+    ``evictable`` may narrow what the residency lets go; ``mixed_sizes`` tells whether those of a pool differ.
     """
 
     def __init__(
         self, residency: Residency, view: View, evictable: Evictable | None = None
     ) -> None:
         self.unused_prefetches: set[int] = set()
-        self.wasted_prefetch_bytes = 0
+        self.wasted_prefetch_bytes = self.num_useful_prefetches = 0
         self._residency = residency
         self._view = view
         self._evictable = evictable or residency.evictable
         self._sizes, self._free = residency.size_of_key, residency.free_of_pool
         self._pools = residency.pool_of_key
-        self.mixed_sizes = len(set(residency.layer_bytes)) > 1
+        self.mixed_sizes = residency.has_mixed_pools
+
+    def start_counting(self) -> None:
+        """Begin to count what prefetches were good for; those that have come already count no more."""
+        self.wasted_prefetch_bytes = self.num_useful_prefetches = 0
+        self.unused_prefetches.clear()
+
+    def use(self, *parts: Sequence[int]) -> None:
+        """Learn which experts an event uses: prefetches among them have been of use."""
+        before = len(self.unused_prefetches)
+        self.unused_prefetches.difference_update(*parts)
+        self.num_useful_prefetches += before - len(self.unused_prefetches)
 
     def fill(self, key: int, cache: CachePolicy) -> bool:
         """Give ``key`` free room; False if there is none."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.schema import NO_EXPERT, Trace
+from traces.schema import GATE_COLUMNS, NO_EXPERT, Trace
 
 if TYPE_CHECKING:
     from sim.types import KeySpace
-
-_GATE_COLUMNS = {1: "next_gate_ids", 2: "next_gate_ids_2", 3: "next_gate_ids_3"}
-"""The columns that hold what later layers' gates say early, by distance."""
 
 
 class Choices:
@@ -38,7 +35,7 @@ class Choices:
     def column(self, name: str) -> NDArray[Any] | None:
         """Return the step's part of a trace column, [num_tokens, num_layers, ...]; None if not recorded."""
         if name not in self._columns:
-            whole = getattr(self._trace, name, None)
+            whole = getattr(self._trace, name)
             self._columns[name] = None if whole is None else whole[self._rows]
         return self._columns[name]
 
@@ -108,21 +105,27 @@ class LayerRouting:
 
         Best first. None where that is not recorded (distances 1 to 3 may be) or past the last layer.
         """
-        name = _GATE_COLUMNS.get(distance)
-        if self._choices is None or name is None:
+        if self._choices is None or not 1 <= distance <= len(GATE_COLUMNS):
             return None
-        whole = self._choices.column(name)
+        whole = self._choices.column(GATE_COLUMNS[distance - 1])
         if whole is None or self.layer + distance >= whole.shape[1]:
             return None
         early: NDArray[np.integer] = whole[:, self.layer]
         return early
 
-    def token_ids(self, expert: int) -> NDArray[np.intp]:
-        """Return the rows (token indices in the step) routed to ``expert``, an index in the layer."""
+    def token_ids(self, expert: int, is_low: bool | None = None) -> NDArray[np.intp]:
+        """Return the rows (token indices in the step) routed to ``expert``, an index in the layer.
+
+        ``is_low``: those that use its low-precision copy, or those that do not; None: either.
+        """
         chosen = self.topk_ids
         if chosen is None:
             raise ValueError(f"layer {self.layer}: this routing has no topk_ids")
-        return np.flatnonzero((chosen == expert).any(axis=1))
+        here = chosen == expert
+        if is_low is not None:
+            low = self.low_slots
+            here &= (False if low is None else low) == is_low
+        return np.flatnonzero(here.any(axis=1))
 
     def masses(self, num_experts: int) -> dict[int, float] | None:
         """Return the weight that each of the chosen experts has over all tokens, by key; None if unknown.
@@ -164,6 +167,12 @@ class LayerRouting:
         made._own = topk_ids, topk_weights, low_slots
         return made
 
+    def reordered(self, experts: Sequence[int], token_counts: Sequence[int]) -> LayerRouting:
+        """Return the same choices with ``experts`` in another order, or some of them only."""
+        made = LayerRouting(self.layer, experts, token_counts, self._choices)
+        made._own = self._own
+        return made
+
     def _recorded(self, name: str) -> NDArray[Any] | None:
         whole = None if self._choices is None else self._choices.column(name)
         return None if whole is None else whole[:, self.layer]
@@ -190,3 +199,26 @@ def _used(
         flat += np.where(low[used], keys.low(0), 0)
     found, counts = np.unique(flat, return_counts=True)
     return found.tolist(), counts.tolist()
+
+
+def ordering(name: str) -> Callable[[LayerRouting], LayerRouting] | None:
+    """Return what puts an event's experts in an order (see Workload); None for that in which they come.
+
+    Raises ValueError for a name that is none.
+    """
+    ranks: dict[str, Callable[[int, int], tuple[int, int]]] = {
+        "index": lambda key, _: (key, 0),
+        "tokens": lambda key, tokens: (-tokens, key),
+    }
+    if name == "router":
+        return None
+    if name not in ranks:
+        raise ValueError(f"workload.expert_order = {name}: must be 'router', 'index' or 'tokens'")
+    rank = ranks[name]
+
+    def ordered(routing: LayerRouting) -> LayerRouting:
+        pairs = zip(routing.experts, routing.token_counts, strict=True)
+        keys, counts = zip(*sorted(pairs, key=lambda pair: rank(*pair)), strict=True)
+        return routing.reordered(list(keys), list(counts))
+
+    return ordered

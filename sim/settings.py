@@ -72,6 +72,11 @@ def _or_null(rule: Rule) -> Rule:
     return (lambda value: value is None or is_good(value), f"{words}, or null")
 
 
+def _one_of(*names: str) -> Rule:
+    listed = ", ".join(map(repr, names[:-1]))
+    return (lambda value: value in names), f"must be {listed} or {names[-1]!r}"
+
+
 def _is_ratio(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
@@ -94,14 +99,19 @@ OPTIONAL_SETTINGS: dict[str, Rule] = {
     "group_layers": _or_null(_at_least(1)),
     "insert_cap": _or_null(_at_least(0)),
     "low": _or_null(_GROUP),
+    "prefetch_limit": _or_null(_at_least(0)),
 }
 """The settings a policy may do without."""
-SCOPES = ("layer", "group", "global")
+LOW_SETTINGS: dict[str, Rule] = {
+    "bits": (lambda value: _is_positive(value) and value <= 32, "must be a number in (0, 32]"),
+    "share": (_is_ratio, "must be a number in [0, 1]"),
+}
+"""What policy.low must have: bits a weight of low-precision copies, and their share of cache bytes."""
 SETTINGS: dict[str, dict[str, Rule]] = {
     "trace": {"name": _TEXT, "path": _TEXT},
     "policy": {
         "name": _TEXT,
-        "scope": (lambda value: value in SCOPES, "must be 'layer', 'group' or 'global'"),
+        "scope": _one_of("layer", "group", "global"),
         **dict.fromkeys(("cache", *OPTIONAL_ROLES), _GROUP),
         **OPTIONAL_SETTINGS,
     },
@@ -116,6 +126,8 @@ SETTINGS: dict[str, dict[str, Rule]] = {
     },
     "workload": {
         "batch_size": _at_least(1),
+        "waiting": _or_null(_at_least(1)),
+        "max_wait_steps": _or_null(_at_least(0)),
         "requests": _or_null(_SPAN),
         "prefill_chunk": _or_null(_at_least(1)),
         "mixed": _SWITCH,
@@ -126,13 +138,21 @@ SETTINGS: dict[str, dict[str, Rule]] = {
         "cut": _SWITCH,
         "repeat": _at_least(1),
         "kv_limit_tokens": _or_null(_at_least(1)),
+        "expert_order": _one_of("router", "index", "tokens"),
+        "warm_up": _or_null(_SPAN),
     },
-    "calibration": {"trace": _or_null(_TEXT), "requests": _or_null(_SPAN)},
+    "calibration": {
+        "trace": _or_null(_TEXT),
+        "requests": _or_null(_SPAN),
+        "allow_overlap": _SWITCH,
+    },
     "output": {
         "events": _SWITCH,
         "belady": _SWITCH,
         "perfetto": _or_null(_WINDOW),
         "what_if": _SWITCH,
+        "sequential": _SWITCH,
+        "baseline": _or_null(_TEXT),
     },
 }
 SINGLE: dict[str, Rule] = {"model": _GROUP, "machine": _GROUP, "engine": _GROUP, "estimate": _GROUP}
@@ -148,6 +168,11 @@ def check_settings(config: Mapping[str, Any]) -> None:
         _check_keys(config[group], rules, f"{group}.")
         for key, value in config[group].items():
             _check(f"{group}.{key}", value, rules[key])
+    low = config["policy"].get("low")
+    if low is not None:
+        _check_keys(low, LOW_SETTINGS, "policy.low.")
+        for key, value in low.items():
+            _check(f"policy.low.{key}", value, LOW_SETTINGS[key])
 
 
 def _check_keys(found: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> None:
@@ -174,3 +199,9 @@ def did_you_mean(name: str, known: Any) -> str:
     """Return a hint with the nearest known name, or the empty string."""
     near = get_close_matches(name, [str(k) for k in known], n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def prefetch_limit(config: Mapping[str, Any]) -> int:
+    """Return how many prefetches may be under way: what the policy asks for, else the cache's setting."""
+    own = config["policy"].get("prefetch_limit")
+    return int(config["cache"]["prefetch_limit"] if own is None else own)

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from sim.arrivals import CLOSED, POISSON
-from sim.bound import belady_hit_rate
+from sim.bound import yardsticks
 from sim.build import Scenario, build, resolve_path
 from sim.events import EventLog
+from sim.ledger import LEDGER_COLUMNS
 from sim.metrics import RunTables, Totals
 from sim.perfetto import check_window
+from sim.policies.detectors import CueStageDetector
 from sim.results import streamed_tables
+from sim.tables import Table
 from sim.timeline import Timeline
 
 Watch = Callable[[int | None], Callable[[], None]]
@@ -35,17 +38,21 @@ def simulate(
     scenario = build(config)
     provenance = _provenance(config, scenario)
     record_events = config["output"]["events"] or config["output"]["perfetto"] is not None
-    num_experts = scenario.workload.num_experts
-    totals = Totals()
+    num_layers, num_experts = scenario.workload.num_layers, scenario.workload.num_experts
+    totals, lossy = Totals(), scenario.offloader.policies.lossy
     if folder is None:
-        tables = RunTables(events=EventLog(num_experts) if record_events else None)
+        log = EventLog(num_experts, num_layers=num_layers) if record_events else None
+        tables = RunTables(events=log, ledger=Table(LEDGER_COLUMNS) if lossy else None)
         _run(config, scenario, tables, watch)
         for block in tables.steps.blocks():
             totals.add_steps(block)
         for block in tables.requests.blocks():
             totals.add_requests(block)
+        for block in () if tables.ledger is None else tables.ledger.blocks():
+            totals.add_ledger(block)
     else:
-        with streamed_tables(folder, totals, provenance, num_experts, record_events) as tables:
+        shape = num_experts, record_events, num_layers, lossy
+        with streamed_tables(folder, totals, provenance, *shape) as tables:
             _run(config, scenario, tables, watch)
     metrics = _metrics(config, scenario, totals, tables)
     return {**_choices(config, scenario), **metrics, "provenance": provenance}, tables
@@ -68,22 +75,30 @@ def _metrics(
     """Return the columns that say what came of a run."""
     metrics = totals.summary()
     metrics |= totals.utilisation(tables, scenario.machine.cpu.dram_bytes_per_s)
+    metrics |= totals.unions(scenario.workload.num_layers, _slots_of_a_layer(scenario))
     if scenario.machine.kind != "discrete":  # one memory: what is loaded comes from storage
         metrics["reads"] = metrics["loads"] + metrics["bypasses"] + metrics["prefetches"]
         metrics["read_bytes"], metrics["h2d_bytes"] = metrics["h2d_bytes"], 0
     metrics["wasted_prefetch_bytes"] = scenario.offloader.wasted_prefetch_bytes
-    metrics["stages"] = scenario.offloader.view.stage
-    bound, notes = None, _notes(scenario)
+    useful, prefetches = scenario.offloader.room.num_useful_prefetches, metrics["prefetches"]
+    metrics["prefetch_useful_rate"] = useful / prefetches if prefetches else None
+    score = scenario.offloader.stage_score
+    metrics["stages"] = score.num_found
+    metrics["stage_precision"], metrics["stage_recall"] = score.precision, score.recall
+    notes = _notes(scenario)
     if not metrics["steps"]:
         notes.append("every request was refused: none fits in what KV cache may take")
-    if config["output"]["belady"] and scenario.workload.is_open:
-        notes.append("no distance to Belady, for with open arrivals the steps depend on the clock")
-    elif config["output"]["belady"]:
-        bound = belady_hit_rate(scenario, file_sha256(config["trace"]["path"]))
-    metrics["belady_hit_rate"] = bound
-    metrics["belady_gap"] = None if bound is None else bound - metrics["hit_rate"]
-    metrics["notes"] = notes
-    return metrics
+    columns, why_not = yardsticks(config, scenario, metrics, file_sha256(config["trace"]["path"]))
+    return {**metrics, **columns, "notes": notes + why_not}
+
+
+def _slots_of_a_layer(scenario: Scenario) -> float:
+    """Return how many experts the pools that serve a layer hold at the start, mean over layers."""
+    residency, pool_bytes = scenario.offloader.residency, scenario.budget.pool_bytes
+    slots = [size // residency.largest_bytes(pool) for pool, size in enumerate(pool_bytes)]
+    layers = range(scenario.workload.num_layers)
+    serving = [slots[pool] for layer in layers for pool in residency.pools_of_layer(layer)]
+    return sum(serving) / len(layers)
 
 
 def _notes(scenario: Scenario) -> list[str]:
@@ -94,10 +109,20 @@ def _notes(scenario: Scenario) -> list[str]:
     if scenario.costs.engine.exclusive_host and policies.host is None:
         notes.append("engine.exclusive_host changes nothing: no expert has to wait on storage")
     if policies.lossy:
-        notes.append("this policy changes the model's answer")
+        notes.append("this policy changes the model's answer: read its quality ledger")
+        if scenario.workload.trace.expert_weights is None:
+            notes.append(
+                "the trace has no weights, so that the ledger counts slots, not their mass"
+            )
+    if policies.former is not None and not scenario.workload.has_choice:
+        notes.append("its former has no choice: workload.waiting is not above workload.batch_size")
+    crowded = scenario.budget.crowded(scenario.workload.trace.meta.top_k)
+    if crowded:
+        notes.append(crowded)
     if scenario.workload.made_note:
         notes.append(scenario.workload.made_note)
-    if policies.stages is not None and scenario.workload.trace.text is None:
+    cues = isinstance(policies.stages, CueStageDetector)
+    if cues and scenario.workload.trace.text is None:
         notes.append("the trace has no text, so that no cue of a new stage can be found")
     return notes
 
@@ -110,12 +135,15 @@ def _choices(config: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
         "scope": config["policy"]["scope"],
         "oracle": policies.oracle,
         "lossy": policies.lossy,
+        "assumed": policies.assumed,
+        "baseline": config["output"]["baseline"],
         "trace": config["trace"]["name"],
         "model": config["model"]["name"],
         "machine": config["machine"]["name"],
         "machine_kind": scenario.machine.kind,
         "engine": config["engine"]["name"],
         "batch_size": scenario.workload.batch_size,
+        "waiting": scenario.workload.limits.places,
         "cache_ratio": budget.cache_ratio,
         "cache_bytes": budget.cache_bytes,
         "staging_bytes": budget.staging_bytes,

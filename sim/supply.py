@@ -111,8 +111,8 @@ class Supply:
         if hardware.reading is not None:
             assert shares is not None
             self.storage = self._build_storage(shares, num_experts)
-        layers = range(residency.keys.num_layers)
-        chunk_ns = [thirds(costs.copy_ns(layer), hardware.chunks) for layer in layers]
+        banks = range(residency.keys.num_banks)
+        chunk_ns = [thirds(costs.copy_ns(bank), hardware.chunks) for bank in banks]
         for gpu in self._gpus:
             if self.storage is not None and not hardware.through_host:
                 gpu.link = self.storage
@@ -194,8 +194,8 @@ class Supply:
     def count(self, plan: LayerPlan) -> None:
         """Count the bytes of copies that have been carried without the links."""
         if self._shares is not None:
-            size = self._offloader.residency.layer_bytes[plan.routing.layer]
-            moved = size * (len(plan.loads) + len(plan.bypasses))
+            residency = self._offloader.residency
+            moved = sum(map(residency.expert_bytes, [*plan.loads, *plan.bypasses]))
             self._shares.count(moved, (Use(0, self._hardware.host_passes),))
 
     def _issue(self) -> int:
@@ -247,7 +247,7 @@ class Supply:
         kinds = (
             (Kind.LOAD, plan.loads),
             (Kind.BYPASS, plan.bypasses),
-            (Kind.EXPERT, plan.on_cpu),
+            (Kind.EXPERT, [*plan.on_cpu, *plan.deferred]),
             (Kind.PREFETCH, plan.prefetches),
         )
         assert self.storage is not None
@@ -259,14 +259,18 @@ class Supply:
                 self._request(_Request(key, kind, kind is not Kind.PREFETCH), slots.get(key))
 
     def _slots(self, plan: LayerPlan) -> dict[int, int]:
-        """Return which copy takes the slot of which expert that must go back first.
+        """Return which copy takes the slot of which expert of its pool that must go back first.
 
-        Free room is taken first, so that the last copies and the last victims belong together.
+        Free room is taken first, so that the last copies and the last victims of a pool belong together.
         """
-        incoming = [*plan.loads, *plan.prefetches]
+        pool, victims, found = self._offloader.residency.pool_of_key, dict[int, list[int]](), {}
+        for key in plan.evicts if plan.demotes else ():
+            victims.setdefault(pool[key], []).append(key)
+        for key in (*reversed(plan.prefetches), *reversed(plan.loads)):
+            if victims.get(pool[key]):
+                found[key] = victims[pool[key]].pop()
         leaving = set(plan.demotes)
-        pairs = zip(reversed(incoming), reversed(plan.evicts), strict=False)
-        return {key: victim for key, victim in pairs if victim in leaving}
+        return {key: victim for key, victim in found.items() if victim in leaving}
 
     def _request(self, request: _Request, victim: int | None) -> None:
         host = self._offloader.host

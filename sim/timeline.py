@@ -25,6 +25,7 @@ from sim.counter import StepCounter
 from sim.events import Counter, EventLog, Kind
 from sim.execution import Execution, LayerCosts
 from sim.hardware import Hardware
+from sim.launches import LaunchCosts, Launches
 from sim.metrics import RunTables
 from sim.offloader import Offloader
 from sim.requests import RequestClock
@@ -36,7 +37,7 @@ from sim.workload import Workload
 _LONGEST_NS = 1 << 62  # what a 64-bit column of the tables holds, with room to add
 
 
-class TrueCosts(LayerCosts, Protocol):
+class TrueCosts(LayerCosts, LaunchCosts, Protocol):
     """What the timeline charges; all answers in int nanoseconds."""
 
     def dense_ns(self, num_tokens: int, kv_tokens: int, attention_pairs: int) -> int:
@@ -103,7 +104,7 @@ class Timeline:
         self._costs = costs
         self._hardware = hardware = hardware or Hardware()
         self._tables = tables = tables or RunTables()
-        self._counter = StepCounter(offloader.residency, tables.steps)
+        self._counter = StepCounter(offloader.residency, tables.steps, tables.ledger)
         self._requests = RequestClock(tables.requests)
         self._log = tables.events
         self._on_step = on_step
@@ -121,6 +122,10 @@ class Timeline:
             self._log,
             self._schedule_wake,
         )
+        repack = offloader.policies.repack
+        packed, splits = offloader.view.packed, repack is not None
+        keys, kernels = offloader.residency.keys, self._layer.kernels
+        self._launches = Launches(costs, kernels, packed, keys, splits)
         self._wake = (Event(), PLAN, 0)
         pools, gpu_of = offloader.residency.pool_of_key, self._layer.kernels.gpu_of
         of_pool = {pool: gpu_of(key).index for key, pool in enumerate(pools)}
@@ -216,6 +221,8 @@ class Timeline:
         layer, now_ns = self._layer, self._clock.now
         plan = self._offloader.plan_layer(routing, now_ns)
         self._counter.add(plan)
+        if self._launches.watches:
+            self._launches.add(info, plan)
         if self._on_plan is not None:
             self._on_plan(plan)
         if plan.cancels:
@@ -256,7 +263,9 @@ class Timeline:
                 f"machine: step {step.info.step} ends after {now_ns} ns: must be <= {_LONGEST_NS} "
                 "(146 years); a rate is too low or a fixed cost too high"
             )
-        self._counter.end_step(step.info, self._offloader.view.stage, start_ns, now_ns)
+        launched = self._launches.end_step(step.info, self._counter)
+        stage = self._offloader.view.stage
+        self._counter.end_step(step.info, stage, start_ns, now_ns, launched)
         self._requests.end_step(step, start_ns, now_ns)
         if self._on_step is not None:
             self._on_step()

@@ -31,6 +31,10 @@ class Phase(IntEnum):
     MIXED = 2  # prompt chunks and decoded tokens together
 
 
+ABSENT, QUEUED, LOADING, RESIDENT = range(4)
+"""Where an expert is: not in GPU memory, waiting for its copy, on its way, there."""
+
+
 class ConfigError(ValueError):
     """A user's mistake in a configuration; one line that names field, value and rule."""
 
@@ -48,7 +52,8 @@ class KeySpace:
 
     With ``num_copies`` = 2 every expert has a second copy of lower precision, with a key of its own. The
     keys of a layer's copies of one precision are a *bank*: bank ``layer`` holds those of full precision,
-    bank ``num_layers + layer`` the low ones. What is asked of a bank may be asked of a layer.
+    bank ``num_layers + layer`` the low ones. Bytes and costs are by bank, which without low copies is just
+    the layer.
     """
 
     num_layers: int
@@ -156,7 +161,8 @@ class LayerPlan:
     loads       demand loads into the cache, in this order, then compute
     bypasses    demand loads into staging slots, in this order, then compute; the first ``num_held``
                 keep their slots until the layer ends, the others take turns in ``bypass_slots``
-    on_cpu      compute on the CPU
+    on_cpu      compute on the CPU, ``hits_on_cpu`` of them though they are on the GPU
+    deferred    compute on the CPU after these; the end of the next layer waits for them, not this one's
     prefetches  loads nobody waits for
     cancels     queued prefetches that are given up before they start
     reads       not in host memory either: they come from storage before anything else happens to them
@@ -173,6 +179,8 @@ class LayerPlan:
     num_held: int = 0
     bypass_slots: int = 0
     on_cpu: Sequence[int] = ()
+    hits_on_cpu: int = 0
+    deferred: Sequence[int] = ()
     prefetches: Sequence[int] = ()
     cancels: Sequence[int] = ()
     reads: Sequence[int] = ()
@@ -190,7 +198,10 @@ class LayerPlan:
 
 
 class CostModel(Protocol):
-    """What a decider may ask about time; all answers in int nanoseconds."""
+    """What a decider may ask about time; all answers in int nanoseconds.
+
+    A ``layer`` may be a bank (see KeySpace): what low-precision copies take is asked of theirs.
+    """
 
     def load_ns(self, layer: int) -> int:
         """Copy one expert of ``layer`` from host to GPU memory over an idle link."""
@@ -248,7 +259,15 @@ class View:
         """Yield the keys in GPU memory, in key order."""
         return self._residency.resident()
 
+    def states(self) -> NDArray[np.uint8]:
+        """Return where every expert is, uint8[num_keys], ABSENT to RESIDENT; for looking at many at once."""
+        return np.frombuffer(memoryview(self._residency.state).toreadonly(), dtype=np.uint8)
+
+    def expert_bytes(self, key: int) -> int:
+        """Return the bytes of one expert's weights, in the precision of that copy."""
+        return self._residency.expert_bytes(key)
+
     @property
     def free_bytes(self) -> int:
-        """Unused bytes of the pool that serves this layer."""
+        """Unused bytes of the pool that serves this layer, in full precision."""
         return self._residency.free_bytes(self.layer)

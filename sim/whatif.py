@@ -258,9 +258,12 @@ def _experts_of_a_pool(config: Config) -> int:
 
 
 def _batch(config: Config, base: Row) -> str | None:
-    if base["requests"] <= config["workload"]["batch_size"]:
+    workload = config["workload"]
+    if base["requests"] <= workload["batch_size"]:
         return "all requests run at one time already"
-    config["workload"]["batch_size"] *= 2
+    workload["batch_size"] *= 2
+    if workload.get("waiting") is not None:
+        workload["waiting"] = max(workload["waiting"], workload["batch_size"])
     return None
 
 
@@ -268,6 +271,8 @@ def _all_resident(config: Config, base: Row) -> str | None:
     """Hold all experts from the start, in a memory larger by that of the tier that holds them now."""
     if base["cache_ratio"] >= 1:
         return _ALL_RESIDENT
+    if config["policy"].get("low") is not None:
+        return "this policy shares the cache between two copies of each expert"
     machine = config["machine"]
     below = machine.get("storage") or {}
     device = machine.get("gpu") or machine["cpu"]
@@ -276,6 +281,7 @@ def _all_resident(config: Config, base: Row) -> str | None:
         machine["cpu"]["memory_bytes"] = device["memory_bytes"]
     config["cache"] |= {"ratio": 1.0, "bytes": None, "joint_bytes": None}
     config["policy"]["cache"] = {"_target_": "sim.policies.classic.Static"}
+    config["policy"].pop("sizing", None)
     return None
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sim.arrivals import CLOSED, POISSON, Arrivals, ClosedLoop, OpenLoop, poisson_ns, recorded_ns
 from sim.batching import Batch, TokenKeys
 from sim.policies.base import BatchFormer
+from sim.routing import ordering
 from sim.schedule import Admitted, Limits, Refused, Schedule, WorkStep
 from sim.tiling import Request, Tiling, select_requests
 from sim.types import Choices, ConfigError, LayerRouting
@@ -62,6 +63,11 @@ class Workload:
         (see sim/batching.py); None: batch_size.
     max_wait_steps
         Steps after which one that was left out must run, >= 0; None: no bound.
+    expert_order
+        In which order an event's experts are served and admitted: "router" (one token: as its router
+        ranks them, several: by index), "index", or "tokens" (those that serve most tokens first).
+
+    ``one_by_one`` may be set to make every expert an event of its own: for counts only, not for time.
     """
 
     def __init__(
@@ -81,6 +87,7 @@ class Workload:
         kv_limit_tokens: int | None = None,
         waiting: int | None = None,
         max_wait_steps: int | None = None,
+        expert_order: str = "router",
     ) -> None:
         for name, count in (
             ("batch_size", batch_size),
@@ -103,26 +110,32 @@ class Workload:
         self.limits = Limits(batch_size, prefill_chunk, mixed, kv_limit_tokens, *places)
         self._make_former: Callable[[], BatchFormer] | None = None
         self._former_key: Hashable = None
+        self._order = ordering(expert_order)
+        self.one_by_one = False
         self.made_note = tiling.note(requests)
         self.is_open = arrivals != CLOSED
         self._times_ns = _times_ns(arrivals, rate_per_s, seed, len(self.requests))
 
     @classmethod
     def from_settings(
-        cls, settings: Mapping[str, Any], trace: Trace, kept_back: tuple[int, int] | None = None
+        cls,
+        settings: Mapping[str, Any],
+        trace: Trace,
+        kept_back: Sequence[tuple[int, int]] = (),
     ) -> Workload:
         """Return the work that the ``workload`` settings describe.
 
-        Without ``workload.requests`` it leaves out those that calibration keeps back, a range by
-        order in the trace, unless that leaves none.
+        Without ``workload.requests`` it leaves out those that calibration and warm-up keep back, ranges
+        by order in the trace, unless that leaves none.
         """
-        options = {key: value for key, value in settings.items() if key != "requests"}
+        options = {k: v for k, v in settings.items() if k not in ("requests", "warm_up")}
         if options["length"] is not None:
             options["length"] = tuple(options["length"])
         span = settings["requests"]
         chosen = select_requests(trace, tuple(span) if span else None, "workload.requests")
-        if span is None and kept_back is not None:
-            chosen = [*chosen[: kept_back[0]], *chosen[kept_back[1] :]] or chosen
+        if span is None:
+            aside = {place for spared in kept_back for place in range(*spared)}
+            chosen = [r for place, r in enumerate(chosen) if place not in aside] or chosen
         return cls(trace, requests=chosen, **options)
 
     @property
@@ -165,6 +178,11 @@ class Workload:
         self._make_former, self._former_key = make, key
         self.__dict__.pop("_extent", None)  # of the schedule without this rule
 
+    @property
+    def has_choice(self) -> bool:
+        """Tell whether more requests may be in memory than a step decodes."""
+        return self.limits.places > self.limits.batch_size
+
     def token_keys(self) -> TokenKeys:
         """Return the experts of the tokens of this work's requests."""
         return TokenKeys(self.trace, self.requests)
@@ -182,7 +200,8 @@ class Workload:
             arrivals = ClosedLoop(min(self.limits.places, len(self.requests)))
         else:
             arrivals = OpenLoop(self._times_ns)
-        return Schedule(self.requests, arrivals, self.limits, self.trace.text, self._batch())
+        marks = self.trace.text, self.trace.stage
+        return Schedule(self.requests, arrivals, self.limits, *marks, self._batch())
 
     def steps(self) -> Iterator[WorkStep]:
         """Yield the steps of a run in which no step takes any time.
@@ -204,12 +223,21 @@ class Workload:
         choices = Choices(trace, slice(rows[0], rows[0] + 1) if one else rows)
         ids = choices.column("expert_ids")
         assert ids is not None
-        return split_layers(ids, trace.meta.num_experts, choices)
+        routings = split_layers(ids, trace.meta.num_experts, choices)
+        if self._order is not None:
+            routings = [self._order(routing) for routing in routings]
+        if self.one_by_one:
+            return [
+                routing.reordered([key], [tokens])
+                for routing in routings
+                for key, tokens in zip(routing.experts, routing.token_counts, strict=True)
+            ]
+        return routings
 
     def _batch(self) -> Batch | None:
         """Return who decides which requests decode; None where all of them do, or the longest waiting."""
         limits, make = self.limits, self._make_former
-        if make is None or limits.places == limits.batch_size:
+        if make is None or not self.has_choice:
             return None
         bound, keys_of_row = limits.max_wait_steps, self.token_keys().of_row
         return Batch(limits.batch_size, True, bound, make(), keys_of_row)

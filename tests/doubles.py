@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.policies.adaptive import ARC, SLRU
 from sim.policies.base import (
     CachePolicy,
     Evictable,
@@ -16,12 +17,16 @@ from sim.policies.base import (
     PolicySet,
     PrefetchPolicy,
     RepackPolicy,
+    RoutingPolicy,
+    SizingPolicy,
 )
 from sim.policies.classic import FIFO, LFU, LRU, OnDemand, Static
+from sim.policies.detectors import CueStageDetector
+from sim.policies.hobbit import HOBBIT
 from sim.policies.oracle import Belady, NextUse
 from sim.policies.placement import InSituCPU
 from sim.policies.repack import ExpertAligned
-from sim.policies.stage import CueStageDetector, StageCache
+from sim.policies.stage import StageCache
 from sim.types import ExpertWork, LayerRouting, Service, View
 from sim.workload import Workload
 from tests.strategies import all_events
@@ -101,6 +106,45 @@ class ScriptedPlacement(PlacementPolicy):
         return [self._script.get(key, Service.LOAD) for key, *_ in work]
 
 
+class ScriptedEverywhere(ScriptedPlacement):
+    """Is asked about hits too: they stay where the script says nothing."""
+
+    places_hits = True
+
+    def place(self, work: Sequence[ExpertWork], view: View) -> Sequence[Service]:
+        default = (Service.LOAD, Service.STAY)
+        return [self._script.get(key, default[resident]) for key, _, resident in work]
+
+
+class InTurn(PlacementPolicy):
+    """Runs missing experts on the CPU, defers them (or serves them as ``instead``) and loads them in turn."""
+
+    lossy = True
+
+    def __init__(self, instead: Service = Service.DEFER) -> None:
+        self._turns = (Service.CPU, instead, Service.LOAD)
+
+    def place(self, work: Sequence[ExpertWork], view: View) -> Sequence[Service]:
+        return [self._turns[(view.event + place) % 3] for place in range(len(work))]
+
+
+class Anywhere(PlacementPolicy):
+    """Serves hits and misses in any way they may be, as chance picks; deferral most."""
+
+    lossy = True
+    places_hits = True
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self._rng = rng
+
+    def place(self, work: Sequence[ExpertWork], view: View) -> Sequence[Service]:
+        hits = Service.STAY, Service.CPU
+        misses = Service.LOAD, Service.BYPASS, Service.CPU, Service.DEFER, Service.DEFER
+        picks = self._rng.random(len(work)).tolist()  # as many whatever is resident
+        ways = (hits if one.resident else misses for one in work)
+        return [way[int(pick * len(way))] for way, pick in zip(ways, picks, strict=True)]
+
+
 class SplitTokens(RepackPolicy):
     """Splits the step's tokens into ``num_groups`` interleaved micro-batches, some maybe empty."""
 
@@ -112,6 +156,39 @@ class SplitTokens(RepackPolicy):
         return [tokens[first :: self._num_groups] for first in range(self._num_groups)]
 
 
+class LowWhereAbsent(RoutingPolicy):
+    """Computes in low precision what is not on the GPU in full precision."""
+
+    def rewrite(self, routing: LayerRouting, view: View) -> LayerRouting:
+        ids, first = routing.topk_ids, routing.layer * view.num_experts
+        assert ids is not None
+        absent = [not view.is_resident(first + expert) for expert in range(view.num_experts)]
+        low = np.array([*absent, False])[np.minimum(ids, view.num_experts)]
+        return routing.rewritten(view.keys, ids, routing.topk_weights, low)
+
+
+class EverySecondLow(RoutingPolicy):
+    """Computes every second slot in low precision, so that an event may use both copies of an expert."""
+
+    def rewrite(self, routing: LayerRouting, view: View) -> LayerRouting:
+        ids = routing.topk_ids
+        assert ids is not None
+        low = (np.indices(ids.shape).sum(axis=0) + view.event) % 2 == 1
+        return routing.rewritten(view.keys, ids, routing.topk_weights, low)
+
+
+class Given(SizingPolicy):
+    """Gives the layers what the configuration says; ``asked`` keeps how many slots there were."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = sizes
+        self.asked: list[int] = []
+
+    def slots(self, num_slots: int) -> Sequence[int]:
+        self.asked.append(num_slots)
+        return self.sizes
+
+
 # -- the sets that laws run over -------------------------------------------------------------------
 
 
@@ -121,7 +198,7 @@ class Setup:
 
     ``cache`` makes one pool's policy. ``per_layer``: one pool a layer. ``forced``: every miss enters
     where it fits. ``demand_only``: nothing enters unless it was missed. ``timed``: decisions depend on
-    when loads arrive.
+    when loads arrive. ``copies``: 2 where experts have low-precision copies, in pools of their own.
     """
 
     cache: Callable[[Workload], CachePolicy]
@@ -130,9 +207,10 @@ class Setup:
     forced: bool = False
     demand_only: bool = True
     timed: bool = False
+    copies: int = 1
 
     def policies(self, workload: Workload) -> PolicySet:
-        pools = workload.num_layers if self.per_layer else 1
+        pools = (workload.num_layers if self.per_layer else 1) * self.copies
         return PolicySet([self.cache(workload) for _ in range(pools)], **self.others(workload))
 
 
@@ -166,6 +244,9 @@ SETUPS: dict[str, Setup] = {
     "lfu_forced": Setup(lambda _: LFU(bypass=False), forced=True),
     "lfu_bypass": Setup(lambda _: LFU(), per_layer=True),
     "lfu_decay": Setup(lambda _: LFU(decay=0.9)),
+    "slru": Setup(lambda _: SLRU(), per_layer=True),
+    "arc": Setup(lambda _: ARC(), forced=True),
+    "hobbit": Setup(lambda w: HOBBIT(w.trace.meta.top_k), forced=True),
     "chance_forced": Setup(lambda _: Chance(_rng(), bypass=False), forced=True),
     "chance_bypass": Setup(lambda _: Chance(_rng(), bypass=True)),
     "static": Setup(lambda w: Static(popularity(w)), demand_only=False),
@@ -179,6 +260,15 @@ SETUPS: dict[str, Setup] = {
     ),
     "lru_in_situ": Setup(lambda _: LRU(), lambda _: {"placement": InSituCPU()}),
     "lfu_in_situ": Setup(lambda _: LFU(), lambda _: {"placement": InSituCPU()}),
+    "lru_in_turn": Setup(lambda _: LRU(), lambda _: {"placement": InTurn()}),
+    "lru_anywhere": Setup(lambda _: LRU(), lambda _: {"placement": Anywhere(_rng())}, True),
+    "lfu_anywhere": Setup(lambda _: LFU(), lambda _: {"placement": Anywhere(_rng())}),
+    "lru_anywhere_ahead": Setup(
+        lambda _: LRU(),
+        lambda w: {"placement": Anywhere(_rng()), "prefetch": Foresight(all_events(w), 2)},
+        demand_only=False,
+        timed=True,
+    ),
     "lru_aligned": Setup(lambda _: LRU(), lambda _: {"repack": ExpertAligned()}, forced=True),
     "lru_split": Setup(lambda _: LRU(), lambda _: {"repack": SplitTokens()}, forced=True),
     "lru_foresight": Setup(
@@ -196,5 +286,31 @@ SETUPS: dict[str, Setup] = {
     ),
     "lru_noise": Setup(
         lambda _: LRU(), lambda _: {"prefetch": Noise(_rng())}, demand_only=False, timed=True
+    ),
+    "lru_capped": Setup(lambda _: LRU(), lambda _: {"insert_cap": 1}, per_layer=True),
+    "lfu_capped": Setup(lambda _: LFU(), lambda _: {"insert_cap": 1}),
+    "lru_low": Setup(
+        lambda _: LRU(),
+        lambda _: {"routing": LowWhereAbsent()},
+        per_layer=True,
+        demand_only=False,
+        copies=2,
+    ),
+    "lfu_low_in_situ": Setup(
+        lambda _: LFU(),
+        lambda _: {"routing": EverySecondLow(), "placement": InSituCPU()},
+        demand_only=False,
+        copies=2,
+    ),
+    "lru_low_split_noise": Setup(
+        lambda _: LRU(),
+        lambda _: {
+            "routing": EverySecondLow(),
+            "repack": SplitTokens(),
+            "prefetch": Noise(_rng()),
+        },
+        demand_only=False,
+        timed=True,
+        copies=2,
     ),
 }

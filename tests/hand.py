@@ -48,14 +48,17 @@ class ByteCosts(ConstantCosts):
     cpu_setup: int = 0
     cpu_bytes_per_s: int = BYTE_A_NS
 
+    def bytes_of(self, layer: int) -> int:
+        return self.expert_bytes
+
     def load_ns(self, layer: int) -> int:
-        return transfer_ns(self.expert_bytes, self.link_bytes_per_s)
+        return transfer_ns(self.bytes_of(layer), self.link_bytes_per_s)
 
     def copy_ns(self, layer: int) -> int:
-        return transfer_ns(self.expert_bytes, self.link_bytes_per_s)
+        return transfer_ns(self.bytes_of(layer), self.link_bytes_per_s)
 
     def cpu_work(self, layer: int, num_tokens: int) -> CPUWork:
-        return CPUWork(self.cpu_setup, self.expert_bytes, self.cpu_bytes_per_s, 0)
+        return CPUWork(self.cpu_setup, self.bytes_of(layer), self.cpu_bytes_per_s, 0)
 
     def expert_cpu_ns(self, layer: int, num_tokens: int) -> int:
         return self.cpu_work(layer, num_tokens).alone_ns
@@ -64,6 +67,10 @@ class ByteCosts(ConstantCosts):
 @dataclass(frozen=True)
 class GroupedCosts(ByteCosts):
     """One set of kernels for all that are ready together: ``gpu``, and ``gpu_token`` a token."""
+
+    @property
+    def is_grouped(self) -> bool:
+        return True
 
     def experts_gpu_ns(self, layer: int, token_counts: Sequence[int], packed: bool) -> int:
         return self.gpu + self.gpu_token * sum(token_counts) if token_counts else 0
@@ -153,7 +160,8 @@ def play(
     workload = work if isinstance(work, Workload) else one_request(work)
     costs, fresh = costs or ByteCosts(), deepcopy(policies)
     plans: list[LayerPlan] = []
-    tables, log = RunTables(), EventLog(workload.num_experts)
+    tables = RunTables()
+    log = EventLog(workload.num_experts, num_layers=workload.num_layers)
     tables.events = log
     offloader = offloader_of(workload, policies, costs, **sizes)
     Timeline(workload, offloader, costs, hardware, tables, on_plan=plans.append).run()
@@ -181,16 +189,22 @@ def offloader_of(
     host_slots: int | None = None,
     joint: JointBudget | None = None,
     exclusive_host: bool = False,
+    low_slots: int | None = None,
 ) -> Offloader:
     """Return an Offloader each of whose pools holds ``slots`` experts.
 
     ``host_slots``: host memory is a cache above storage of that many experts. ``joint`` sets the size of
-    the one pool.
+    the one pool. ``low_slots``: a second pool holds that many low-precision copies.
     """
-    keys, size = KeySpace(workload.num_layers, workload.num_experts), costs.expert_bytes
-    every, sizes = [0] * keys.num_layers, [size] * keys.num_layers
+    copies, size = 1 if low_slots is None else 2, costs.expert_bytes
+    keys = KeySpace(workload.num_layers, workload.num_experts, copies)
+    every, sizes = [0] * keys.num_banks, list(map(costs.bytes_of, range(keys.num_banks)))
     pools = [slots * size] * len(policies.caches) if joint is None else joint.pool_bytes(0)
-    residency = Residency(keys, sizes, every, pools, pool_of_key)
+    pool_of_layer = list(every)
+    if low_slots is not None:
+        pools[1:] = [low_slots * sizes[-1]]
+        pool_of_layer[keys.num_layers :] = [1] * keys.num_layers
+    residency = Residency(keys, sizes, pool_of_layer, pools, pool_of_key)
     host = None if host_slots is None else Residency(keys, sizes, every, [host_slots * size])
     return Offloader(
         residency, policies, costs, staging_slots, prefetch_limit, joint, host, exclusive_host

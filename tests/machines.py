@@ -52,9 +52,13 @@ EVERY = {
 
 @dataclass(frozen=True)
 class RatedCosts(ConstantCosts):
-    """Copies and CPU experts move bytes at rates; ``grouped``: kernels launched together cost less."""
+    """Copies and CPU experts move bytes at rates; ``grouped``: kernels launched together cost less.
+
+    From bank ``first_low`` on, kernels take half as long: those of low-precision copies.
+    """
 
     layer_bytes: tuple[int, ...] = ()
+    first_low: int = 1 << 30
     h2d_bytes_per_s: int = BYTE_A_NS
     cpu_bytes_per_s: int = BYTE_A_NS
     cpu_setup_ns: int = 0
@@ -67,8 +71,13 @@ class RatedCosts(ConstantCosts):
     def load_ns(self, layer: int) -> int:
         return self.copy_ns(layer)
 
+    def expert_gpu_ns(self, layer: int, num_tokens: int, packed: bool) -> int:
+        whole_ns = super().expert_gpu_ns(layer, num_tokens, packed)
+        return whole_ns if layer < self.first_low else -(-whole_ns // 2)
+
     def experts_gpu_ns(self, layer: int, token_counts: Sequence[int], packed: bool) -> int:
-        spared = self.gpu // 2 * max(0, len(token_counts) - 1) if self.grouped else 0
+        gpu_ns = self.gpu if layer < self.first_low else self.gpu // 2
+        spared = gpu_ns // 2 * max(0, len(token_counts) - 1) if self.grouped else 0
         return super().experts_gpu_ns(layer, token_counts, packed) - spared
 
     def expert_cpu_ns(self, layer: int, num_tokens: int) -> int:
@@ -120,7 +129,7 @@ class Watched(Offloader):
         wanted = [*plan.loads, *plan.bypasses, *plan.prefetches]
         self._count(plan.cancels, wanted, [*plan.reads, *plan.demotes])
         self._asker.update(dict.fromkeys(wanted, len(self.plans)))
-        for key in [*wanted, *plan.late, *plan.on_cpu]:
+        for key in [*wanted, *plan.late, *plan.on_cpu, *plan.deferred]:
             self.orders[len(self.plans), key] = self._asked[key], self._returned[key]
         self.plans.append(plan)
         self.times_ns.append(now_ns)
@@ -179,7 +188,7 @@ class Case:
 
     def offloader(self, setup: Setup, kind: type[Residency] = Residency) -> Watched:
         workload, pools, joint = self.workload, self.pools, self.joint
-        keys = KeySpace(workload.num_layers, workload.num_experts)
+        keys = KeySpace(workload.num_layers, workload.num_experts, pools.num_copies)
         policies = setup.policies(workload)
         policies.caches = [setup.cache(workload) for _ in self.pool_bytes]
         if not self.hardware.through_host:
@@ -187,7 +196,7 @@ class Case:
         host = None
         if self.host_bytes is not None:
             policies.host = self.host_cache()
-            zeros = [0] * workload.num_layers
+            zeros = [0] * keys.num_banks
             host = kind(keys, pools.layer_bytes, zeros, [self.host_bytes])
         memory = kind(
             keys, pools.layer_bytes, pools.pool_of_layer, self.pool_bytes, pools.pool_of_key
@@ -199,10 +208,18 @@ class Case:
         return replace(self, hardware=replace(self.hardware, **changes))
 
 
+def key_of(keys: KeySpace, layer: int, expert: int) -> int:
+    """Return the key of an event row's expert; low-precision copies have the numbers from num_experts on."""
+    low, expert = divmod(expert, keys.num_experts)
+    return keys.low(keys.key(layer, expert)) if low else keys.key(layer, expert)
+
+
 # -- strategies ------------------------------------------------------------------------------------
 
 
-def rated_costs(layer_bytes: tuple[int, ...], rate: int) -> st.SearchStrategy[RatedCosts]:
+def rated_costs(
+    layer_bytes: tuple[int, ...], rate: int, first_low: int
+) -> st.SearchStrategy[RatedCosts]:
     """Draw costs in which copies, kernels and CPU work may each be the slow part."""
     few = {"gpu": (2, 30, 200), "gpu_token": (0, 3), "dense": (0, 5, 150), "step": (0, 3)}
     few |= {"pack": (0, 3), "packed_gain": (0, 1), "handover": (0, 11), "activation": (0, 6)}
@@ -210,6 +227,7 @@ def rated_costs(layer_bytes: tuple[int, ...], rate: int) -> st.SearchStrategy[Ra
     few |= {"cpu_setup_ns": (0, 5), "cpu_token_ns": (0, 40), "grouped": (False, True)}
     drawn: dict[str, Any] = {name: st.sampled_from(values) for name, values in few.items()}
     known = {"layer_bytes": st.just(layer_bytes), "h2d_bytes_per_s": st.just(rate)}
+    known["first_low"] = st.just(first_low)
     return st.builds(RatedCosts, **drawn, **known)
 
 
@@ -242,7 +260,7 @@ def memories_shared() -> st.SearchStrategy[Memory]:
 
 
 @st.composite
-def engines(draw: st.DrawFn, num_layers: int, **fixed: Any) -> Hardware:
+def engines(draw: st.DrawFn, num_banks: int, **fixed: Any) -> Hardware:
     """Draw what an engine and a link add, on one GPU; ``fixed`` overrides."""
     order = draw(st.sampled_from(["ready", "chunks", "in order", "serial", "serial in order"]))
     rates = st.sampled_from([BYTE_A_NS, BYTE_A_NS // 2])
@@ -257,7 +275,7 @@ def engines(draw: st.DrawFn, num_layers: int, **fixed: Any) -> Hardware:
         setup_ns=draw(st.sampled_from([0, 13])),
         gap_ns=draw(st.sampled_from([0, 2])),
         issue_ns=draw(st.sampled_from([0, 4])),
-        staging_ns=draw(st.sampled_from([(), (35,) * num_layers])),
+        staging_ns=draw(st.sampled_from([(), (35,) * num_banks])),
         host_passes=draw(st.sampled_from([1, 3])),
         num_teams=draw(st.integers(1, 3)),
         numa_local=draw(st.booleans()),
@@ -270,10 +288,12 @@ def pools_of(
     workload: Workload, sizes: Sequence[int], is_global: bool, gpus: int, split: str
 ) -> Pools:
     """Return the pools as a run has them."""
-    shape = SimpleNamespace(num_moe_layers=workload.num_layers, expert_bytes=sizes.__getitem__)
+    layers = workload.num_layers
+    shape = SimpleNamespace(num_moe_layers=layers, num_banks=len(sizes))
+    shape.expert_bytes = sizes.__getitem__
     machine = SimpleNamespace(gpu=SimpleNamespace(count=gpus))
     costs: Any = SimpleNamespace(shape=shape, machine=machine, engine=SimpleNamespace(split=split))
-    return Pools.of(costs, workload.num_experts, is_global)
+    return Pools.of(costs, workload.num_experts, "global" if is_global else "layer")
 
 
 @st.composite
@@ -289,13 +309,14 @@ def cases(
     """Draw a case without storage; ``shared`` None: either; ``fixed`` overrides the hardware's fields."""
     workload = draw(works(batch, closed))
     sizes = draw(st.tuples(*[st.sampled_from([60, 90, 120])] * workload.num_layers))
+    sizes += (30,) * workload.num_layers * (setup.copies - 1)
     gpus = draw(st.integers(1, most_gpus))
     gpus = min(gpus, workload.num_experts)
     split = draw(st.sampled_from(["expert", "layer"])) if gpus <= workload.num_layers else "expert"
     pools = pools_of(workload, sizes, not setup.per_layer, gpus, split)
     is_shared = draw(st.booleans()) if shared is None else shared
     hardware = replace(
-        draw(engines(workload.num_layers, **fixed)),
+        draw(engines(len(sizes), **fixed)),
         gpu_of_key=pools.layout.gpu_of_key,
         home_of_layer=pools.layout.home_of_layer,
         hop_ns=draw(st.sampled_from([0, 9])),
@@ -305,7 +326,7 @@ def cases(
     return Case(
         workload,
         hardware,
-        draw(rated_costs(sizes, hardware.h2d_bytes_per_s)),
+        draw(rated_costs(sizes, hardware.h2d_bytes_per_s, workload.num_layers)),
         pools,
         tuple(int(draw(ratios) * total) for total in pools.all_bytes),
         staging_slots=draw(st.integers(1, 6)),

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from traces.record_hooks import find_moe_layers
-from traces.schema import NO_EXPERT, Trace
+from traces.schema import GATE_COLUMNS, NO_EXPERT, Trace
 
 NUM_EXPERTS = 8
-COLUMNS = ("request_id", "position", "phase", "token_id", "expert_ids", "next_gate_ids")
+COLUMNS = ("request_id", "position", "phase", "token_id", "expert_ids", *GATE_COLUMNS)
 LOGITS_PLACE = {"Llama4Router": 1, "JetMoeTopKGating": 4, "DbrxRouter": None}
 
 
@@ -83,15 +83,16 @@ class Reference:
         scale = loads.sum(dim=1, keepdim=True) / hidden.abs().sum(dim=1, keepdim=True)
         return ids.numpy(), scale.numpy()
 
-    def next_gate(self, layer: int) -> np.ndarray:
-        """What the next layer's router picks on this layer's router input, heaviest first."""
+    def gate_ahead(self, layer: int, distance: int) -> np.ndarray:
+        """What the router ``distance`` layers on picks on this layer's router input, best first."""
         hidden = self.router_calls[layer][0][0]
-        rest = self.router_calls[layer + 1][0][1:]
+        later = layer + distance
+        rest = self.router_calls[later][0][1:]
         with torch.no_grad():
-            output = self.routers[layer + 1](hidden, *rest)
-        if self.kinds[layer + 1] in LOGITS_PLACE:
-            slots = 1 if self.kinds[layer + 1] == "Llama4Router" else 2
-            return by_rank(self._logits_of(output, layer + 1), slots)[0]
+            output = self.routers[later](hidden, *rest)
+        if self.kinds[later] in LOGITS_PLACE:
+            slots = 1 if self.kinds[later] == "Llama4Router" else 2
+            return by_rank(self._logits_of(output, later), slots)[0]
         return by_weight(output[2], output[1])[0]
 
 

@@ -192,6 +192,26 @@ class ConstantCosts:
     def handover_ns(self, num_tokens: int) -> int:
         return self.handover
 
+    @property
+    def is_grouped(self) -> bool:
+        return False
+
+    @property
+    def pack_launches(self) -> int:
+        return 2
+
+    def expert_launches(self, packed: bool) -> int:
+        return 3 if packed else 5
+
+    def gather_bytes(self, num_tokens: int, packed: bool) -> int:
+        return 0 if packed else 4 * self.activation_bytes(num_tokens)
+
+    def pack_bytes(self, num_tokens: int) -> int:
+        return self.activation_bytes(4 * num_tokens)
+
+    def padded_tokens(self, token_counts: Sequence[int]) -> int:
+        return sum(token_counts)
+
 
 FREE = ConstantCosts(load=0, gpu=0, cpu=0, dense=0, step=0)
 """Every latency is zero."""
@@ -219,7 +239,10 @@ def costs() -> st.SearchStrategy[ConstantCosts]:
 
 @dataclass(frozen=True)
 class Memory:
-    """Sizes of a run's memory; a pool has ``slots`` times 8 bytes, an expert 8 unless told otherwise."""
+    """Sizes of a run's memory; a pool has ``slots`` times 8 bytes, an expert 8 unless told otherwise.
+
+    A low-precision copy has 3 bytes, a pool of them half the bytes.
+    """
 
     slots: int
     per_layer: bool = False
@@ -251,14 +274,18 @@ def build(
     costs: Any,
     kind: type[Residency] = Residency,
 ) -> Offloader:
-    """Return an Offloader with one pool, or one a layer."""
-    layers = range(workload.num_layers)
-    residency = kind(
-        KeySpace(workload.num_layers, workload.num_experts),
-        memory.layer_bytes[: len(layers)] or [8 for _ in layers],
-        list(layers) if memory.per_layer else [0 for _ in layers],
-        [memory.slots * 8] * memory.num_pools(workload),
-    )
+    """Return an Offloader with one pool, or one a layer; twice as many with low-precision copies."""
+    layers, pools = range(workload.num_layers), memory.num_pools(workload)
+    copies = len(policies.caches) // pools
+    sizes = [*(memory.layer_bytes[: len(layers)] or [8 for _ in layers])]
+    pool_of_layer = list(layers) if memory.per_layer else [0 for _ in layers]
+    capacities = [memory.slots * 8] * pools
+    if copies > 1:
+        sizes += [3 for _ in layers]
+        pool_of_layer += [pools + pool for pool in pool_of_layer]
+        capacities += [memory.slots * 4] * pools
+    keys = KeySpace(workload.num_layers, workload.num_experts, copies)
+    residency = kind(keys, sizes, pool_of_layer, capacities)
     return Offloader(residency, policies, costs, memory.staging_slots, memory.prefetch_limit)
 
 
@@ -303,7 +330,7 @@ def run_timeline(
     """Run and record everything."""
     offloader = build(workload, policies, memory, costs, kind)
     plans: list[LayerPlan] = []
-    tables = RunTables(events=EventLog(workload.num_experts))
+    tables = RunTables(events=EventLog(workload.num_experts, num_layers=workload.num_layers))
     Timeline(workload, offloader, costs, hardware, tables, on_plan=plans.append).run()
     assert tables.events is not None
     return Run(tables, plans, offloader, tables.events.rows)

@@ -11,7 +11,7 @@ import pytest
 
 from sim.build import resolve_path
 from tests.configs import composed
-from traces.schema import DECODE, NO_EXPERT, Trace
+from traces.schema import DECODE, GATE_COLUMNS, NO_EXPERT, Trace
 from traces.store import read_trace
 from traces.tiny import CHECKPOINT_DIR
 
@@ -47,14 +47,34 @@ def test_the_trace_has_text_weights_next_gates_and_stages(bundled: Trace) -> Non
     assert bundled.text is not None
     assert bundled.stage is not None
     assert bundled.expert_weights is not None
-    assert bundled.next_gate_ids is not None
     sums = bundled.expert_weights.astype(np.float64).sum(axis=-1)
     np.testing.assert_allclose(sums, 1.0, atol=4e-3)
-    assert (bundled.next_gate_ids[:, -1] == NO_EXPERT).all()
     assert set(np.unique(bundled.stage)) == set(range(len(bundled.meta.stage_names)))
     texts = _texts(bundled)
     assert len(set(texts)) == len(texts), "no text repeats"
     assert 0.1 < np.mean(["\nWait" in text for text in texts]) < 0.6
+
+
+def test_gates_guess_worse_the_farther_they_look(bundled: Trace) -> None:
+    shares = []
+    for distance, column in enumerate(GATE_COLUMNS, start=1):
+        early = getattr(bundled, column)
+        assert (early[:, -distance:] == NO_EXPERT).all()
+        right = early[:, :-distance, :, None] == bundled.expert_ids[:, distance:, None, :]
+        shares.append(right.any(axis=-1).mean())
+    assert shares == pytest.approx([0.763, 0.672, 0.605], abs=0.001)
+
+
+def test_the_second_trace_has_logits_that_explain_its_experts() -> None:
+    file = resolve_path(composed("trace=tiny_logits")["trace"]["path"])
+    trace = read_trace(file)
+    assert file.stat().st_size <= 3e6
+    assert trace.num_requests == 10
+    assert all(getattr(trace, column) is not None for column in (*GATE_COLUMNS, "text", "stage"))
+    assert trace.router_logits is not None
+    best = np.argsort(-trace.router_logits.astype(np.float32), axis=-1, kind="stable")[..., :4]
+    same = np.sort(best, axis=-1) == np.sort(trace.expert_ids, axis=-1)
+    assert same.all(axis=-1).mean() > 0.99, "ties of float16 apart"
 
 
 def test_the_model_solves_held_out_problems() -> None:

@@ -178,10 +178,6 @@ MISTAKES = [
     (["policy=lrv"], "policy = lrv: no such option; did you mean 'lru'?"),
     (["cache.ratoi=0.5"], "cache.ratoi: unknown key; did you mean 'cache.ratio'?"),
     (["cache.ratio="], "cache.ratio"),
-    (
-        ["cache.ratio=0.01"],
-        "cache.ratio = 0.01: gives 0 slots in pool 0; must hold at least top_k = 2",
-    ),
     (["trace.path=nowhere.parquet"], "nowhere.parquet"),
     (["trace.path=cut.parquet"], "cut.parquet"),
     (["trace.path=empty.parquet"], "empty.parquet"),

@@ -60,7 +60,7 @@ def test_experts_of_mixed_precision_have_costs_of_their_own() -> None:
 
 
 def test_gpu_expert_is_launches_and_the_slowest_of_three() -> None:
-    assert costs().expert_gpu_ns(0, 1, False) == 5 * 7 + 600
+    assert costs().expert_gpu_ns(0, 1, False) == 5 * 7 + 600 + 4 * 20  # and the token
     assert costs().expert_gpu_ns(0, 1, True) == 3 * 7 + 600
     assert costs().expert_gpu_ns(0, 5, True) == 3 * 7 + 600  # 5 * 1200 / 10: as long as the weights
     assert costs().expert_gpu_ns(0, 10, True) == 3 * 7 + 1200
@@ -69,7 +69,7 @@ def test_gpu_expert_is_launches_and_the_slowest_of_three() -> None:
 
 
 def test_a_graph_launches_faster() -> None:
-    assert costs(chosen=engine(graph=True)).expert_gpu_ns(0, 1, False) == 5 * 3 + 600
+    assert costs(chosen=engine(graph=True)).expert_gpu_ns(0, 1, False) == 5 * 3 + 600 + 80
 
 
 def test_slow_decoding_of_weights_bounds_a_gpu_expert() -> None:
@@ -80,7 +80,7 @@ def test_slow_decoding_of_weights_bounds_a_gpu_expert() -> None:
 
 def test_kernels_of_each_expert_run_one_after_another() -> None:
     model = costs()
-    assert model.experts_gpu_ns(0, [1, 10, 0], False) == (35 + 600) + (35 + 1200)
+    assert model.experts_gpu_ns(0, [1, 10, 0], False) == (35 + 600 + 80) + (35 + 1200 + 800)
     assert model.experts_gpu_ns(0, [], False) == 0
 
 
@@ -94,19 +94,43 @@ def test_grouped_kernels_are_launched_once() -> None:
     assert model.expert_gpu_ns(0, 19, False) == model.experts_gpu_ns(0, [19], False)
 
 
+def test_grouped_kernels_pad_each_expert_to_whole_blocks() -> None:
+    model = costs(chosen=engine(kernels="grouped", group_block_tokens=16))
+    assert model.padded_tokens([1, 16, 17, 0]) == 16 + 16 + 32
+    assert model.experts_gpu_ns(0, [1, 19], True) == 3 * 7 + 48 * 120  # 20 tokens: as 16 + 32
+    assert model.expert_gpu_ns(0, 1, True) == 3 * 7 + 16 * 120
+    each = costs(chosen=engine(group_block_tokens=16))
+    assert each.padded_tokens([1, 16, 17, 0]) == 34
+    assert each.expert_gpu_ns(0, 1, True) == 3 * 7 + 600
+
+
+def test_launches_and_bytes_are_those_that_are_charged() -> None:
+    model = costs()
+    assert [model.expert_launches(packed) for packed in (False, True)] == [5, 3]
+    assert model.pack_launches == 2
+    assert [model.gather_bytes(3, packed) for packed in (False, True)] == [4 * 3 * 20, 0]
+    assert model.pack_bytes(3) == 2 * 3 * 3 * 20
+    none = CostModel(shape(), machine(gpu=None, link=None), engine())
+    assert (none.expert_launches(False), none.pack_launches, none.gather_bytes(3, False)) == (
+        0,
+        0,
+        0,
+    )
+
+
 def test_pack_moves_activations_twice() -> None:
     assert costs().pack_ns(3) == 2 * 7 + 2 * 3 * 3 * 10 * 2
     assert costs().pack_ns(0) == 0
 
 
 def test_packing_has_a_price_and_a_gain() -> None:
-    """Its two launches are what one expert saves by it, so bytes decide; more experts save more."""
+    """Its two launches are what one expert saves by it, so bytes decide; more experts save more of both."""
     model = costs()
     saved = [
         model.experts_gpu_ns(0, [1] * n, False) - model.experts_gpu_ns(0, [1] * n, True)
         for n in (1, 2, 10)
     ]
-    assert saved == [14, 28, 140]
+    assert saved == [14 + 80, 28 + 160, 140 + 800]
     assert model.pack_ns(1) == 14 + 120
     grouped = costs(chosen=GROUPED)
     counts = [50, 50, 50, 50]  # of 100 tokens, top-2: 4 * 200 * 20 bytes against 2 * 100 * 3 * 20

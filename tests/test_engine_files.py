@@ -33,7 +33,10 @@ def test_the_default_engine_is_overlapped() -> None:
     [
         ("serial", {"copies_overlap": False, "cpu_overlaps": False, "order": "routing"}),
         ("chunked", {"chunks": 3, "chunk_compute": True}),
-        ("fused", {"kernels": "grouped", "graph": True, "dense_launches": 23}),
+        (
+            "fused",
+            {"kernels": "grouped", "graph": True, "dense_launches": 23, "group_block_tokens": 16},
+        ),
     ],
 )
 def test_a_preset_differs_from_the_default_in_what_it_is_named_for(

@@ -7,13 +7,15 @@ A golden says only that something changed; the laws say what must hold. After a 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sim.simulate import simulate
 from tests.configs import composed, options
+from tests.policy_labels import config_of, trace_of
 
 GOLDEN = Path(__file__).parent / "golden"
 COUNTS = (
@@ -43,6 +45,12 @@ FEATURES = {
     "joint": ("policy=static", "cache.joint_bytes=6.05e8", "workload.batch_size=4"),
     "refusing": ("policy=lru", "cache.kv_bytes=7e6", "workload.batch_size=4"),
     "mixed": ("policy=lru", "workload.prefill_chunk=16", "workload.mixed=true"),
+    "formed": (
+        "policy=saem_former",
+        "workload.batch_size=2",
+        "workload.waiting=4",
+        "workload.max_wait_steps=4",
+    ),
     "poisson": (
         "policy=fiddler",
         "workload.arrivals=poisson",
@@ -56,20 +64,20 @@ FEATURES = {
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("policy", options("policy"))
 def test_results_are_those_of_the_golden(policy: str, batch: int, update_golden: bool) -> None:
-    overrides = (f"policy={policy}", f"workload.batch_size={batch}")
-    check(f"{policy}-batch{batch}", overrides, COUNTS, update_golden)
+    config = config_of(policy, f"workload.batch_size={batch}", "output.belady=false")
+    check(f"{policy}-batch{batch}", config, COUNTS, update_golden)
 
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_each_feature_gives_what_its_golden_says(feature: str, update_golden: bool) -> None:
     counts = (*COUNTS, "refused", "reads", "demotions", "idle_ns")
-    check(f"feature-{feature}", FEATURES[feature], counts, update_golden)
+    fixed = (*trace_of("lru"), "output.belady=false")
+    check(f"feature-{feature}", composed(*fixed, *FEATURES[feature]), counts, update_golden)
 
 
-def check(name: str, overrides: Sequence[str], counts: Sequence[str], update: bool) -> None:
+def check(name: str, config: Mapping[str, Any], counts: Sequence[str], update: bool) -> None:
     """Run four requests; compare the counts with the golden ``name``, or write it."""
-    fixed = ("workload.requests=[24,28]", "calibration.requests=[0,24]", "output.belady=false")
-    summary, _ = simulate(composed(*fixed, *overrides))
+    summary, _ = simulate(config)
     found = {count: summary[count] for count in counts}
     file = GOLDEN / f"{name}.json"
     if update:

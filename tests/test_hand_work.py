@@ -65,9 +65,9 @@ def test_a_batch_copies_the_union_once_and_groups_the_kernels_of_what_is_there()
     assert [step["accesses"] for step in done.steps()] == [2, 2, 4]
     assert done.stalls(2) == {"link": 211 - 151}
     assert done.tables.requests.rows == [
-        # request, arrival, start, first token, end, prompt, output, ttft, tpot, queue, outcome
-        (0, 0, 0, 53, 269, 1, 2, 53, 216, 0, 0),
-        (1, 0, 53, 106, 269, 1, 2, 106, 163, 53, 0),
+        # request, arrival, start, first token, end, prompt, output, ttft, tpot, queue, waits, outcome
+        (0, 0, 0, 53, 269, 1, 2, 53, 216, 0, 0, 0, 0),
+        (1, 0, 53, 106, 269, 1, 2, 106, 163, 53, 0, 0, 0),
     ]
 
 
@@ -116,7 +116,7 @@ def test_every_chunk_of_a_prompt_streams_its_experts_again_through_the_slots() -
     assert done.lines() == [*chunk, *shifted(chunk, 963)]
     assert [step["demand_bytes"] for step in done.steps()] == [500, 500]
     assert done.stalls(0) == done.stalls(1) == {"link": 100 + 100}
-    assert done.tables.requests.rows == [(0, 0, 0, 1926, 1926, 4, 1, 1926, 0, 0, 0)]
+    assert done.tables.requests.rows == [(0, 0, 0, 1926, 1926, 4, 1, 1926, 0, 0, 0, 0, 0)]
 
 
 def test_a_mixed_step_decodes_and_takes_a_chunk_of_a_prompt() -> None:
@@ -152,8 +152,8 @@ def test_a_mixed_step_decodes_and_takes_a_chunk_of_a_prompt() -> None:
     assert phases == [Phase.PREFILL, Phase.MIXED, Phase.DECODE, Phase.DECODE]
     assert [step["num_tokens"] for step in done.steps()] == [2, 3, 2, 1]
     assert done.tables.requests.rows == [
-        (1, 0, 0, 86, 123, 3, 2, 86, 37, 0, 0),
-        (0, 0, 0, 37, 158, 1, 4, 37, (158 - 37) // 3, 0, 0),
+        (1, 0, 0, 86, 123, 3, 2, 86, 37, 0, 0, 0, 0),
+        (0, 0, 0, 37, 158, 1, 4, 37, (158 - 37) // 3, 0, 0, 0, 0),
     ]
 
 
@@ -180,8 +180,8 @@ def test_a_prefetch_goes_on_while_there_is_nothing_to_run(tmp_path: Path) -> Non
     assert done.tables.idle_ns == 200 - 33
     assert [step["hits"] for step in done.steps()] == [2, 2]
     assert done.tables.requests.rows == [
-        (0, 0, 0, 33, 33, 1, 1, 33, 0, 0, 0),
-        (1, 200, 200, 233, 233, 1, 1, 33, 0, 0, 0),
+        (0, 0, 0, 33, 33, 1, 1, 33, 0, 0, 0, 0, 0),
+        (1, 200, 200, 233, 233, 1, 1, 33, 0, 0, 0, 0, 0),
     ]
 
 
@@ -193,9 +193,9 @@ def test_requests_wait_for_kv_memory_and_one_that_never_fits_is_refused() -> Non
     assert done.lines() == [line for step in range(5) for line in shifted(HITS, 33 * step)]
     assert [step["kv_tokens"] for step in done.steps()] == [1, 2, 3, 1, 2]
     assert done.tables.requests.rows == [
-        (0, 0, 0, 33, 99, 1, 3, 33, 33, 0, 0),
-        (2, 0, 99, 132, 165, 1, 2, 132, 33, 99, 0),
-        (1, 0, -1, -1, 0, 1, 5, -1, -1, -1, 1),
+        (0, 0, 0, 33, 99, 1, 3, 33, 33, 0, 0, 0, 0),
+        (2, 0, 99, 132, 165, 1, 2, 132, 33, 99, 0, 0, 0),
+        (1, 0, -1, -1, 0, 1, 5, -1, -1, -1, -1, -1, 1),
     ]
 
 

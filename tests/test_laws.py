@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 import numpy as np
@@ -43,7 +43,8 @@ def any_run(data: st.DataObject, setup: Setup, kind: type[Residency] = Residency
 
 def served(plan: LayerPlan) -> list[int]:
     """Return every expert the plan computes, however it is served."""
-    return [*plan.resident, *plan.late, *plan.loads, *plan.bypasses, *plan.on_cpu]
+    on_gpu = [*plan.resident, *plan.late, *plan.loads, *plan.bypasses]
+    return [*on_gpu, *plan.on_cpu, *plan.deferred]
 
 
 def chosen_tokens(workload: Workload) -> Counter[tuple[int, int, int]]:
@@ -68,8 +69,18 @@ def test_each_chosen_expert_of_each_token_is_computed_exactly_once(
         assert Counter(served(plan)) == Counter(plan.routing.experts)
     rows = [row for row in run.rows if row[4] == Kind.EXPERT]
     computed = {(step, layer, expert): tokens for *_, step, layer, expert, tokens, _ in rows}
-    assert len(computed) == len(rows), "an expert computes once an event"
-    assert computed == chosen_tokens(workload)
+    assert len(computed) == len(rows), "an expert computes once an event, in each precision"
+    assert of_either_copy(computed, workload.num_experts) == chosen_tokens(workload)
+
+
+def of_either_copy(
+    computed: Mapping[tuple[int, int, int], int], num_experts: int
+) -> Counter[tuple[int, int, int]]:
+    """Return the tokens of each (step, layer, expert), whether its low-precision copy served them or not."""
+    found: Counter[tuple[int, int, int]] = Counter()
+    for (step, layer, expert), tokens in computed.items():
+        found[step, layer, expert % num_experts] += tokens
+    return found
 
 
 class Audited(Residency):
@@ -140,8 +151,8 @@ def test_the_clock_never_falls_and_all_time_is_accounted_for(
 @given(data=st.data())
 def test_a_lane_never_does_two_things_at_once(setup: Setup, data: st.DataObject) -> None:
     run = any_run(data, setup)
-    for lane in Lane:
-        spans = sorted((start, end) for start, end, of, *_ in run.rows if of == lane)
+    for unit in {row[2:4] for row in run.rows}:
+        spans = sorted(row[:2] for row in run.rows if row[2:4] == unit)
         assert all(start <= end for start, end in spans)
         assert all(before[1] <= after[0] for before, after in pairwise(spans))
 
@@ -175,12 +186,12 @@ def test_what_the_plan_loads_is_what_the_link_carries(setup: Setup, data: st.Dat
 
 def planned(run: Run, name: str) -> Counter[tuple[int, int, int]]:
     """Return what plans list under ``name``, by (step, layer, expert)."""
-    num_layers = run.offloader.residency.keys.num_layers
-    unpack = run.offloader.residency.keys.unpack
+    keys = run.offloader.residency.keys
     return Counter(
-        (event // num_layers, *unpack(key))
+        (event // keys.num_layers, keys.unpack(key).layer, key % keys.num_experts + low)
         for event, plan in enumerate(run.plans)
         for key in getattr(plan, name)
+        for low in [keys.num_experts * keys.is_low(key)]
     )
 
 

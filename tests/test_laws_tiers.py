@@ -28,7 +28,7 @@ from tests.test_laws_engine import FEWER, check_laws, every_setup, run_case, tab
 from tests.test_parity import content
 
 LAZY = Setup(lambda _: LRU())
-_COUNTS = slice(STEP_COLUMNS.index("accesses"), STEP_COLUMNS.index("gpu_busy_ns"))
+_COUNTS = slice(STEP_COLUMNS.index("accesses"), STEP_COLUMNS.index("kernels"))
 
 
 @st.composite

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).parents[1]
-DATA = ("*.yaml", "*.mplstyle", "*.safetensors", "*.json", "trace.parquet")
+DATA = ("*.yaml", "*.mplstyle", "*.safetensors", "*.json", "*.parquet")
 
 
 @pytest.fixture(scope="module")

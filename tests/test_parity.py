@@ -29,7 +29,7 @@ from tests.strategies import (
 )
 
 SAME = settings(LAW, max_examples=12)
-_COUNTS = slice(STEP_COLUMNS.index("accesses"), STEP_COLUMNS.index("gpu_busy_ns"))
+_COUNTS = slice(STEP_COLUMNS.index("accesses"), STEP_COLUMNS.index("kernels"))
 
 
 def content(plan: LayerPlan) -> tuple[Any, ...]:
@@ -41,6 +41,7 @@ def content(plan: LayerPlan) -> tuple[Any, ...]:
         plan.loads,
         plan.bypasses,
         plan.on_cpu,
+        plan.deferred,
         plan.prefetches,
     )
     groups = None if plan.groups is None else [group.tolist() for group in plan.groups]

@@ -9,10 +9,10 @@ import pytest
 
 from sim.policies.base import CachePolicy, PolicySet
 from sim.policies.classic import FIFO, LFU, LRU, OnDemand, Static, rank
+from sim.policies.detectors import CueStageDetector
 from sim.policies.oracle import NEVER, Belady, NextUse
 from sim.policies.placement import InSituCPU
 from sim.policies.repack import ExpertAligned
-from sim.policies.stage import CueStageDetector
 from sim.residency import Residency
 from sim.types import ExpertWork, KeySpace, LayerRouting, Phase, Service, StepInfo, View
 from tests.strategies import ConstantCosts
@@ -70,11 +70,10 @@ def test_static_gives_up_the_least_popular_and_wants_it_back() -> None:
     assert policy.give_up(anything, view) == 2
 
 
-def test_on_demand_admits_nothing_and_needs_no_cache() -> None:
+def test_on_demand_admits_nothing() -> None:
     policy = OnDemand()
     assert not policy.admits(3, make_view())
     assert policy.choose_victim(anything, make_view()) is None
-    assert not policy.needs_event_room
 
 
 def test_lru_drops_the_longest_unused() -> None:

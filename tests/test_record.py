@@ -16,7 +16,14 @@ from moe_models import ARCHITECTURES, build  # noqa: E402
 from router_reference import Reference, assert_close, assert_same  # noqa: E402
 
 from traces.record import Generation, RouterRecorder, record_generate  # noqa: E402
-from traces.schema import DECODE, NO_EXPERT, PREFILL, Trace, validate  # noqa: E402
+from traces.schema import (  # noqa: E402
+    DECODE,
+    GATE_COLUMNS,
+    NO_EXPERT,
+    PREFILL,
+    Trace,
+    validate,
+)
 
 PROMPTS = [[5, 6, 7, 8, 9, 30, 31], [3, 4], [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20]]
 SAMPLED = Generation(max_new_tokens=7, batch_size=3, temperature=1.0, eos=())
@@ -49,16 +56,20 @@ def assert_matches_model(model: Any, rows: Trace) -> None:
         np.testing.assert_array_equal(rows.expert_ids[:, layer], ids)
         assert_close(rows.expert_weights[:, layer], weights)
         assert_close(rows.router_logits[:, layer], reference.logits(layer))
-        last = layer == rows.meta.num_layers - 1
-        early = np.full_like(ids, NO_EXPERT) if last else reference.next_gate(layer)
-        np.testing.assert_array_equal(rows.next_gate_ids[:, layer], early)
+        for distance, name in enumerate(GATE_COLUMNS, start=1):
+            beyond = layer + distance >= rows.meta.num_layers
+            early = (
+                np.full_like(ids, NO_EXPERT) if beyond else reference.gate_ahead(layer, distance)
+            )
+            np.testing.assert_array_equal(getattr(rows, name)[:, layer], early, err_msg=name)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_recorded_routing_is_what_the_model_computed(name: str) -> None:
     model = build(name)
     size = 1 if name in NOT_PADDING_EXACT else 3
-    trace = record_generate(model, PROMPTS, replace(SAMPLED, batch_size=size), logits=True)
+    sampled = replace(SAMPLED, batch_size=size)
+    trace = record_generate(model, PROMPTS, sampled, logits=True, gates_ahead=3)
     validate(trace, name)
     for number, prompt in enumerate(PROMPTS):
         rows = request(trace, number)

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="recording needs torch")
 transformers = pytest.importorskip("transformers", reason="recording needs transformers")
 
 from traces.record_cli import main  # noqa: E402
-from traces.schema import PREFILL  # noqa: E402
+from traces.schema import NO_EXPERT, PREFILL  # noqa: E402
 from traces.store import read_trace  # noqa: E402
 
 MIXTRAL = {
@@ -59,13 +59,16 @@ def test_random_weights_from_a_config(config: Path, tmp_path: Path, capsys: Any)
     for path in paths:
         code = run(
             *("--model", config, "--out", path, "--requests", 3, "--max-new-tokens", 5),
-            *("--temperature", 1, "--batch-size", 2, "--logits", "--seed", 4),
+            *("--temperature", 1, "--batch-size", 2, "--logits", "--seed", 4, "--gates-ahead", 2),
         )
         assert code == 0
     trace = read_trace(paths[0])
     assert len(trace) == 3 * (32 + 5 - 1)
     assert trace.num_requests == 3
     assert trace.router_logits.shape == (108, 2, 4)
+    assert (trace.next_gate_ids_2 == NO_EXPERT).all(), "the model has two layers"
+    assert (trace.next_gate_ids[:, 0] != NO_EXPERT).all()
+    assert trace.next_gate_ids_3 is None
     assert trace.meta.model == "mixtral-random"
     assert any("random" in note for note in trace.meta.notes)
     assert paths[0].read_bytes() == paths[1].read_bytes()
@@ -144,6 +147,7 @@ MISTAKES = {
     "too long": (["--max-new-tokens", "64"], "must be < 64"),
     "temperature": (["--temperature", "-1"], "temperature is -1.0"),
     "seed": (["--seed", "-1"], "seed"),
+    "gates": (["--gates-ahead", "4"], "--gates-ahead is 4: must be 0 to 3"),
     "device": (["--device", "abacus"], "cannot load the model"),
     "unknown option": (["--loglts"], "unrecognized arguments"),
     "dense model": (["--model", "dense.json"], "no MoE block"),

@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import pytest
 from rich.console import Console
 
-from sim import plots, report
+from sim import plot_style, plots, report
 from sim.labels import names, origin, varying
 
 
@@ -22,7 +22,8 @@ def row(
         "model": "m", "machine": "box", "machine_kind": "discrete", "engine": "overlapped",
         "batch_size": 1, "cache_ratio": ratio,
         "tokens_per_s": speed, "tpot_ns_p50": 9_876_543, "hit_rate": 0.3456, "belady_gap": 0.0123,
-        "h2d_bytes": 12_345_000_000, "gpu_share": 0.25, "link_stall_share": 0.75,
+        "h2d_bytes": 12_345_000_000, "read_bytes": 0, "prefetch_useful_rate": None,
+        "gpu_share": 0.25, "link_stall_share": 0.75,
         "storage_stall_share": 0.0, "dram_stall_share": 0.0, "host_stall_share": 0.0,
         "cpu_stall_share": 0.0, "bottleneck": "link", "total_ns": 10, "idle_ns": 0,
         "gpu_utilisation": 0.25, "h2d_utilisation": 0.75, "d2h_utilisation": 0.0,
@@ -187,6 +188,6 @@ def test_a_breakdown_shows_each_cause_that_somebody_waits_for(tmp_path: Path) ->
 
 
 def test_policies_look_alike_in_every_figure() -> None:
-    looks = [plots.look(policy) for policy in plots._LOOKS]
+    looks = [plot_style.look(policy) for policy in plot_style._LOOKS]
     assert len(set(looks)) == len(looks)
-    assert plots.look("my_own") == plots.look("my_own")
+    assert plot_style.look("my_own") == plot_style.look("my_own")

@@ -69,7 +69,7 @@ def test_a_step_row_counts_what_plans_say() -> None:
     all_hit = LayerPlan(LayerRouting(0, [0, 1], [1, 1]), resident=[0, 1])
     all_hit.evicts = [3]
     counter.add(all_hit)
-    on_cpu = LayerPlan(LayerRouting(0, [0, 1], [1, 1]), resident=[0])
+    on_cpu = LayerPlan(LayerRouting(0, [0, 1], [1, 3]), resident=[0])
     on_cpu.on_cpu = [1]
     counter.add(on_cpu)
     counter.add_prefetches([0, 4])
@@ -77,7 +77,8 @@ def test_a_step_row_counts_what_plans_say() -> None:
     counter.add_time(10, link_ns=1, cpu_ns=2)
     counter.add_time(1, storage_ns=3, dram_ns=4, host_ns=5)
     info = StepInfo(step=7, phase=Phase.MIXED, num_tokens=3, num_sequences=2, held_kv_tokens=9)
-    counter.end_step(info, stage=1, start_ns=100, end_ns=125)
+    launched = (55, 6, 700)
+    counter.end_step(info, stage=1, start_ns=100, end_ns=125, launched=launched)
     counter.end_step(info, stage=1, start_ns=125, end_ns=125)
     first, second = (dict(zip(STEP_COLUMNS, row, strict=True)) for row in counter.rows)
     assert first == {
@@ -86,6 +87,8 @@ def test_a_step_row_counts_what_plans_say() -> None:
         "accesses": 8, "hits": 4, "late_hits": 1, "loads": 1, "bypasses": 1, "on_cpu": 1,
         "prefetches": 2, "admissions": 0, "evictions": 2 + 1 + 2, "cancels": 2, "reads": 2,
         "demotions": 1, "demand_bytes": 40, "prefetch_bytes": 28, "read_bytes": 28, "d2h_bytes": 8,
+        "pairs": 10, "gpu_pairs": 7, "kernels": 55, "padding_tokens": 6, "gather_bytes": 700,
+        "deferred": 0, "hits_on_cpu": 0,
         "gpu_busy_ns": 11, "link_stall_ns": 1, "storage_stall_ns": 3, "dram_stall_ns": 4,
         "host_stall_ns": 5, "cpu_stall_ns": 2,
     }  # fmt: skip
@@ -109,13 +112,13 @@ def test_a_request_row_gives_the_times_of_its_tokens() -> None:
     assert rows[1] == {
         "request_id": 5, "arrival_ns": 40, "start_ns": 100, "first_token_ns": 200, "end_ns": 400,
         "prompt_tokens": 8, "output_tokens": 3, "ttft_ns": 160, "tpot_ns": 100, "queue_ns": 60,
-        "outcome": Outcome.DONE,
+        "wait_steps": 0, "longest_wait_steps": 0, "outcome": Outcome.DONE,
     }  # fmt: skip
     assert rows[0]["tpot_ns"] == 0, "one token alone has no time between tokens"
     assert rows[2] == {
         "request_id": 9, "arrival_ns": 170, "start_ns": -1, "first_token_ns": -1, "end_ns": 170,
         "prompt_tokens": 70, "output_tokens": 80, "ttft_ns": -1, "tpot_ns": -1, "queue_ns": -1,
-        "outcome": Outcome.REFUSED,
+        "wait_steps": -1, "longest_wait_steps": -1, "outcome": Outcome.REFUSED,
     }  # fmt: skip
 
 

@@ -83,10 +83,10 @@ def test_request_rows_give_ttft_and_tpot() -> None:
     # prefill 0 | prefill 1 | decode 0, 1 | prefill 2 | decode 0 | decode 0: each 2 * (5 + 10) + 3
     assert [step["end_ns"] for step in done.steps()] == [33, 66, 99, 132, 165, 198]
     assert done.tables.requests.rows == [
-        # request, arrival, start, first token, end, prompt, output, ttft, tpot, queue, outcome
-        (1, 0, 33, 66, 99, 2, 2, 66, 33, 33, 0),  # a place was free from the start
-        (2, 99, 99, 132, 132, 1, 1, 33, 0, 0, 0),
-        (0, 0, 0, 33, 198, 1, 4, 33, 55, 0, 0),
+        # request, arrival, start, first token, end, prompt, output, ttft, tpot, queue, waits, outcome
+        (1, 0, 33, 66, 99, 2, 2, 66, 33, 33, 0, 0, 0),  # a place was free from the start
+        (2, 99, 99, 132, 132, 1, 1, 33, 0, 0, 0, 0, 0),
+        (0, 0, 0, 33, 198, 1, 4, 33, 55, 0, 0, 0, 0),
     ]
 
 

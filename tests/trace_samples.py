@@ -5,9 +5,17 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from traces.schema import DECODE, NO_EXPERT, PREFILL, Provenance, Trace, TraceMeta
+from traces.schema import (
+    DECODE,
+    GATE_COLUMNS,
+    NO_EXPERT,
+    PREFILL,
+    Provenance,
+    Trace,
+    TraceMeta,
+)
 
-OPTIONAL = ("token_id", "text", "stage", "expert_weights", "router_logits", "next_gate_ids")
+OPTIONAL = ("token_id", "text", "stage", "expert_weights", "router_logits", *GATE_COLUMNS)
 
 
 def make_meta(num_layers: int = 3, num_experts: int = 6, top_k: int = 2, **changes) -> TraceMeta:
@@ -38,16 +46,16 @@ def make_trace(
     rows, shape = len(request), (len(request), meta.num_layers, meta.top_k)
     logits = rng.normal(size=(rows, meta.num_layers, meta.num_experts)).astype(np.float16)
     best = np.argsort(-logits, axis=-1, kind="stable").astype(np.uint16)[..., : meta.top_k]
-    ahead = np.roll(best, -1, axis=1)
-    ahead[:, -1] = NO_EXPERT
     extra = {
         "token_id": rng.integers(-1, 99, rows).astype(np.int32),
         "text": [str(i) + "é\n"[: i % 3] for i in range(rows)],
         "stage": rng.integers(-1, 2, rows).astype(np.int16),
         "expert_weights": np.sort(rng.random(shape), axis=-1)[..., ::-1].astype(np.float16),
         "router_logits": logits,
-        "next_gate_ids": ahead,
     }
+    for distance, name in enumerate(GATE_COLUMNS, start=1):
+        extra[name] = np.full_like(best, NO_EXPERT)
+        extra[name][:, :-distance] = best[:, distance:]
     trace = Trace(
         meta,
         request,

@@ -104,7 +104,7 @@ def record_generate(
     *,
     annotation: Annotation | None = None,
     logits: bool = False,
-    next_gate: bool = True,
+    gates_ahead: int = 1,
     on_batch: Callable[[int, int], None] | None = None,
     **described: Any,
 ) -> Trace:
@@ -121,7 +121,7 @@ def record_generate(
         generation,
         annotation=annotation,
         logits=logits,
-        next_gate=next_gate,
+        gates_ahead=gates_ahead,
         dropped=dropped,
         **described,
     )
@@ -144,7 +144,7 @@ def record_batches(
     *,
     annotation: Annotation | None = None,
     logits: bool = False,
-    next_gate: bool = True,
+    gates_ahead: int = 1,
     dropped: DroppedRows | None = None,
     **described: Any,
 ) -> Generator[Trace, None, None]:
@@ -158,7 +158,7 @@ def record_batches(
     generation = replace(generation, eos=_eos(model, generation.eos))
     meta = _describe(model, prompts[0], generation, annotation, described)
     dropped = dropped if dropped is not None else DroppedRows()
-    with RouterRecorder(model, logits=logits, next_gate=next_gate) as recorder:
+    with RouterRecorder(model, logits=logits, gates_ahead=gates_ahead) as recorder:
         for first in range(0, len(prompts), generation.batch_size):
             batch = prompts[first : first + generation.batch_size]
             requests = _generate(model, batch, first, generation)
@@ -205,7 +205,7 @@ def _describe(
 ) -> TraceMeta:
     """Run the first prompt once with logits to see how the routers score; build the header."""
     ids = torch.tensor([list(prompt[:PROBE_TOKENS])], device=model.device)
-    with RouterRecorder(model, logits=True, next_gate=False) as probe, torch.no_grad():
+    with RouterRecorder(model, logits=True, gates_ahead=0) as probe, torch.no_grad():
         model(input_ids=ids, use_cache=False)
         (record,) = probe.take()
     sampling = {

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from traces.record_subject import DEFAULT_REQUESTS, UsageError, load_subject, plain_errors
-from traces.trace import TraceError
+from traces.trace import GATE_COLUMNS, TraceError
 
 PROGRAM = "greenroom record"
 SECONDS_BETWEEN_LINES = 10.0
@@ -57,7 +57,20 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch-size", type=int, default=8, help="default: 8")
     add("--seed", type=int, default=0, help="of sampling, random weights and tiny's problems")
     add("--logits", action="store_true", help="record the router logits too")
-    add("--no-next-gate", action="store_true", help="leave the next gate's guesses out")
+    add(
+        "--gates-ahead",
+        type=int,
+        default=1,
+        metavar="N",
+        help="record what the gates of the next N MoE layers guess early (default: 1; at most 3)",
+    )
+    add(
+        "--no-next-gate",
+        action="store_const",
+        dest="gates_ahead",
+        const=0,
+        help="the same as --gates-ahead 0",
+    )
     add("--threads", type=int, help="CPU threads (default: torch's own)")
     add("--device", default="cpu", help="torch device (default: cpu)")
     add("--licence", help="of the model and the prompts, for the header")
@@ -74,6 +87,10 @@ def _check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} is {value}: must be >= 1")
+    if not 0 <= options.gates_ahead <= len(GATE_COLUMNS):
+        raise UsageError(
+            f"--gates-ahead is {options.gates_ahead}: must be 0 to {len(GATE_COLUMNS)}"
+        )
     if options.seed < 0:
         raise UsageError(f"--seed is {options.seed}: must be >= 0")
     if options.out.suffix != ".parquet":
@@ -119,7 +136,7 @@ def record(options: argparse.Namespace) -> int:
         generation,
         annotation=subject.annotation,
         logits=options.logits,
-        next_gate=not options.no_next_gate,
+        gates_ahead=options.gates_ahead,
         dropped=dropped,
         **subject.described,
     )

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from traces.record_calls import Rows, locate, name_arguments, read_router, to_host, used_routing
-from traces.schema import NO_EXPERT, TraceError
+from traces.schema import GATE_COLUMNS, NO_EXPERT, TraceError
 
 ROUTER_NAMES = ("gate", "router")
 EXPERTS_NAMES = ("experts", "input_linear")
@@ -55,6 +55,8 @@ class ForwardRecord:
     expert_weights: np.ndarray  # float32[n, L, k], as the experts applied them
     router_logits: np.ndarray | None  # float16[n, L, E], identity experts after the others
     next_gate_ids: np.ndarray | None  # uint16[n, L, k]; NO_EXPERT in the last layer
+    next_gate_ids_2: np.ndarray | None  # the same two layers on
+    next_gate_ids_3: np.ndarray | None  # and three
 
 
 def find_moe_layers(decoder: nn.Module) -> list[MoeLayer]:
@@ -101,13 +103,16 @@ def count_experts(experts: nn.Module, path: str) -> int:
 class RouterRecorder:
     """Record the routing of every call of ``model``'s decoder, as a context manager.
 
-    ``logits`` also keeps the router logits. ``next_gate`` also keeps what the router of MoE layer
-    l + 1 picks on the input of the router of layer l (the hidden states that enter layer l's MoE
-    block, so already normed by layer l's own norm): the speculation of next-gate prefetching.
-    Neither changes what the model computes. The model must be in evaluation mode.
+    ``logits`` also keeps the router logits. ``gates_ahead`` (0 to 3) is for how many d the picks
+    of the router of MoE layer l + d on the input of the router of layer l are kept too (that input
+    are the hidden states that enter layer l's MoE block, already normed by layer l's own norm):
+    the speculation of next-gate prefetching. Neither changes what the model computes, which must
+    be in evaluation mode.
     """
 
-    def __init__(self, model: Any, *, logits: bool = False, next_gate: bool = True) -> None:
+    def __init__(self, model: Any, *, logits: bool = False, gates_ahead: int = 1) -> None:
+        if not 0 <= gates_ahead <= len(GATE_COLUMNS):
+            raise TraceError(f"gates_ahead is {gates_ahead}: must be 0 to {len(GATE_COLUMNS)}")
         if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
             raise TraceError("encoder-decoder models are unsupported")
         self.decoder: nn.Module = model.get_decoder() if hasattr(model, "get_decoder") else model
@@ -116,7 +121,7 @@ class RouterRecorder:
         self.num_steps = 0
         self.num_padding_rows = 0
         self._keep_logits = logits
-        self._next_gate = next_gate
+        self._distances = range(1, gates_ahead + 1)
         self._records: list[ForwardRecord] = []
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._flagged: list[nn.Module] = []
@@ -170,10 +175,12 @@ class RouterRecorder:
     def _begin(self, rows: Rows | None) -> None:
         count = len(self.layers)
         self._rows = rows
-        self._previous: Tensor | None = None
+        self._inputs: list[Tensor] = []  # of the routers called last, the newest first
         self._output: Any = ()
         self._used: list[tuple[Tensor, Tensor] | None] = [None] * count
-        self._early: list[tuple[Tensor, Tensor] | None] = [None] * count
+        self._early: dict[int, list[tuple[Tensor, Tensor] | None]] = {
+            distance: [None] * count for distance in self._distances
+        }
         self._logits: list[Tensor | None] = [None] * count
 
     def _on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -184,7 +191,7 @@ class RouterRecorder:
     def _on_router(
         self, slot: int, _module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any
     ) -> None:
-        """Keep what a router said, and let it judge the input of the router before it."""
+        """Keep what a router said, and let it judge the inputs of the routers before it."""
         if self._rows is None:
             return
         layer = self.layers[slot]
@@ -192,14 +199,14 @@ class RouterRecorder:
         if self._keep_logits:
             logits, _, _ = read_router(output, layer)
             self._logits[slot] = logits.detach().to(torch.float16, copy=True)
-        if self._next_gate:
+        if self._distances:
             if not args:
                 raise TraceError(f"{layer.path}: its router was called without positional input")
             hidden = args[0].detach()
-            if self._previous is not None:
-                early = self._judge(layer, self._previous.to(hidden.device), args[1:], kwargs)
-                self._early[slot - 1] = early
-            self._previous = hidden.clone()
+            for distance, earlier in enumerate(self._inputs, start=1):
+                early = self._judge(layer, earlier.to(hidden.device), args[1:], kwargs)
+                self._early[distance][slot - distance] = early
+            self._inputs = [hidden.clone(), *self._inputs][: len(self._distances)]
 
     def _judge(
         self, layer: MoeLayer, hidden: Tensor, rest: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -239,12 +246,12 @@ class RouterRecorder:
 
     def _collect(self, rows: Rows) -> ForwardRecord:
         """Copy everything of one decoder call to the host, and drop padding rows."""
-        if self._next_gate:
-            ids, weights = self._used[-1] or (Tensor(), Tensor())
-            self._early[-1] = (torch.full_like(ids, NO_EXPERT), weights)
         parts = {"used": self._used}
-        if self._next_gate:
-            parts["early"] = self._early
+        ids, weights = self._used[-1] or (Tensor(), Tensor())
+        for distance, early in self._early.items():
+            beyond = min(distance, len(early))
+            early[-beyond:] = [(torch.full_like(ids, NO_EXPERT), weights)] * beyond
+            parts[GATE_COLUMNS[distance - 1]] = early
         device = rows.position.device
         tensors: dict[str, Tensor] = {"position": rows.position, "real": rows.real}
         if rows.token_id is not None:
@@ -262,9 +269,9 @@ class RouterRecorder:
         flat = real.reshape(-1)
         tokens, logits = host.get("token_id"), host.get("logits")
         ids, weights = self._order(host["used_ids"][flat], host["used_weights"][flat])
-        early = None
-        if "early_ids" in host:
-            early, _ = self._order(host["early_ids"][flat], host["early_weights"][flat])
+        early: dict[str, np.ndarray | None] = dict.fromkeys(GATE_COLUMNS)
+        for name in (GATE_COLUMNS[distance - 1] for distance in self._distances):
+            early[name], _ = self._order(host[f"{name}_ids"][flat], host[f"{name}_weights"][flat])
         return ForwardRecord(
             step=self.num_steps,
             batch_row=np.nonzero(real)[0].astype(np.int32),
@@ -273,7 +280,7 @@ class RouterRecorder:
             expert_ids=ids,
             expert_weights=weights,
             router_logits=None if logits is None else logits[flat],
-            next_gate_ids=early,
+            **early,
         )
 
     def _order(self, ids: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

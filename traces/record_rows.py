@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traces.record_hooks import ForwardRecord
-from traces.schema import DECODE, PREFILL, Trace, TraceError, TraceMeta
+from traces.schema import DECODE, GATE_COLUMNS, PREFILL, Trace, TraceError, TraceMeta
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _to_trace(
         stage=stage,
         expert_weights=rows["expert_weights"].astype(np.float16),
         router_logits=None if logits is None else logits[:, :, : meta.num_experts],
-        next_gate_ids=rows.get("next_gate_ids"),
+        **{name: rows.get(name) for name in GATE_COLUMNS},
     )
 
 

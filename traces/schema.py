@@ -16,6 +16,7 @@ from traces.trace import (
     COLUMNS,
     DECODE,
     FORMAT_VERSION,
+    GATE_COLUMNS,
     NO_EXPERT,
     PHASE_NAMES,
     PREFILL,
@@ -37,6 +38,7 @@ __all__ = [
     "COLUMNS",
     "DECODE",
     "FORMAT_VERSION",
+    "GATE_COLUMNS",
     "METADATA_KEY",
     "NO_EXPERT",
     "PHASE_NAMES",
@@ -190,12 +192,18 @@ class Validator:
         if (logits := trace.router_logits) is not None:
             not_a_number = (logits.view(np.uint16) & ~_F16_SIGN) > _F16_INFINITY
             self._forbid(not_a_number, "router_logits", logits, "must not be NaN")
-        if (ahead := trace.next_gate_ids) is not None:
-            self._check_experts("next_gate_ids", ahead)
-            named = ahead != NO_EXPERT
-            named[:, :-1] = False
-            rule = f"the last layer has no next gate: must be {NO_EXPERT}"
-            self._forbid(named, "next_gate_ids", ahead, rule)
+        for distance, column in enumerate(GATE_COLUMNS, start=1):
+            if (ahead := getattr(trace, column)) is not None:
+                self._check_gates_ahead(column, distance, ahead)
+
+    def _check_gates_ahead(self, column: str, distance: int, ahead: NDArray[np.uint16]) -> None:
+        """Check the picks of the gates ``distance`` layers on; the last layers have none."""
+        self._check_experts(column, ahead)
+        named = ahead != NO_EXPERT
+        named[:, :-distance] = False
+        what = "layer has" if distance == 1 else f"{distance} layers have"
+        rule = f"the last {what} no next gate: must be {NO_EXPERT}"
+        self._forbid(named, column, ahead, rule)
 
     def _check_order(self, trace: Trace) -> None:
         """Check that each request's rows continue one another, inside the chunk and before it."""

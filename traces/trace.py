@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 FORMAT_VERSION = 1
 NO_EXPERT = 65535
 PREFILL, DECODE = 0, 1
+GATE_COLUMNS = ("next_gate_ids", "next_gate_ids_2", "next_gate_ids_3")
+"""Where a trace keeps what gates of later MoE layers pick early: one, two and three layers ahead."""
 PHASE_NAMES = ("prefill", "decode")
 
 PROVENANCE_KINDS = ("recorded", "imported", "transformed", "synthetic")
@@ -213,7 +215,7 @@ COLUMNS: dict[str, Column] = {
     "stage": Column("int16"),
     "expert_weights": Column("float16", ("num_layers", "top_k")),
     "router_logits": Column("float16", ("num_layers", "num_experts")),
-    "next_gate_ids": Column("uint16", ("num_layers", "top_k")),
+    **{name: Column("uint16", ("num_layers", "top_k")) for name in GATE_COLUMNS},
 }
 
 
@@ -239,6 +241,8 @@ class Trace:
     router_logits: NDArray[np.float16] | None = None  # [num_tokens, num_layers, num_experts]
     next_gate_ids: NDArray[np.uint16] | None = None  # what the next MoE layer's gate picks on this
     # layer's input, best first; the last layer has no next one: NO_EXPERT
+    next_gate_ids_2: NDArray[np.uint16] | None = None  # the same of the MoE layer two further on
+    next_gate_ids_3: NDArray[np.uint16] | None = None  # and three further on
 
     def __len__(self) -> int:
         return len(self.request_id)

@@ -46,8 +46,6 @@ class CachePolicy(Policy):
     """When misses enter the cache. False: before their load, room being made among experts the event
     does not use. True: they run in staging slots, and when the event is over
     ``choose_victim`` picks among residents and newcomers alike (a newcomer that is picked is bypassed)."""
-    needs_event_room: bool = True
-    """False for a policy that admits no misses, so that its pool may be smaller than one event."""
 
     def start(self, keys: Sequence[int], num_slots: int, view: View) -> None:
         """Learn the pool: its keys, and how many experts surely fit. Called once, before all else."""
@@ -125,12 +123,19 @@ class PlacementPolicy(Policy):
     """Decides how missing experts are served."""
 
     places_hits: ClassVar[bool] = False
-    """True: :meth:`place` is asked about all experts of an event, those on the GPU marked ``resident``."""
+    """True: :meth:`place` is asked about all experts of an event, in the routing's order, hits included.
+
+    ``ExpertWork.resident`` marks those on the GPU and prefetches on their way there (``view.is_loading``
+    tells them apart)."""
 
     def place(self, work: Sequence[ExpertWork], view: View) -> Sequence[Service]:
         """Return a service for each expert asked about, in the order given.
 
-        A missing expert may be answered LOAD, BYPASS, CPU or DEFER, a resident one STAY or CPU.
+        A missing expert may be answered LOAD, BYPASS, CPU or DEFER, one marked ``resident`` STAY or CPU.
+        A hit on the CPU is still a hit, and stays where it is; where host memory does not keep what the
+        GPU holds (exclusive), it is served as STAY. A prefetch whose expert runs on the CPU goes on, but
+        nobody waits for it. DEFER is served as CPU in the last layer, and where host memory is a cache
+        above storage without room to keep the expert for another layer.
         """
         raise NotImplementedError
 
@@ -211,7 +216,8 @@ class PolicySet:
     """The parts that together run a model: ``caches`` holds one policy a pool of GPU memory.
 
     ``host`` rules host memory where that is a cache above storage. ``calibrated`` tells whether any part
-    has learned from calibration requests.
+    has learned from calibration requests. ``insert_cap`` is how many missing experts of an event are
+    offered to the cache, the others being bypassed; None: all.
     """
 
     caches: Sequence[CachePolicy]
@@ -225,6 +231,7 @@ class PolicySet:
     sizing: SizingPolicy | None = None
     former: BatchFormer | None = None
     calibrated: bool = False
+    insert_cap: int | None = None
 
     def parts(self) -> list[Policy]:
         """Return the distinct policy objects that may learn, in a fixed order."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.policies.base import CachePolicy, Evictable
+from sim.policies.ranking import LazyHeap
 from sim.types import LayerRouting, View
 
 _LEAST_DECAY = 0.01
@@ -17,8 +18,6 @@ _LEAST_DECAY = 0.01
 
 class OnDemand(CachePolicy):
     """Keep nothing: every expert is loaded into a staging slot each time it is used."""
-
-    needs_event_room = False
 
     def admits(self, key: int, view: View) -> bool:
         """Refuse all."""
@@ -86,7 +85,7 @@ class LFU(CachePolicy):
         self.admits_after = bypass
         self._count: dict[int, float] = {}
         self._last_use: dict[int, int] = {}
-        self._members: set[int] = set()
+        self._members = LazyHeap(self._score)
         self._weight = 1.0
         self._step = 0
 
@@ -105,12 +104,8 @@ class LFU(CachePolicy):
 
     def choose_victim(self, evictable: Evictable, view: View) -> int | None:
         """Return the evictable key with the lowest (count, last use)."""
-        count, last = self._count, self._last_use
-        return min(
-            filter(evictable, self._members),
-            key=lambda key: (count.get(key, 0.0), last.get(key, -1), key),
-            default=None,
-        )
+        lowest = self._members.lowest(evictable)
+        return None if lowest is None else lowest[1]
 
     def on_insert(self, key: int, view: View) -> None:
         """Join the members."""
@@ -120,10 +115,14 @@ class LFU(CachePolicy):
         """Leave the members; the count is remembered."""
         self._members.discard(key)
 
+    def _score(self, key: int) -> tuple[float, int]:
+        return self._count.get(key, 0.0), self._last_use.get(key, -1)
+
     def _rescale(self) -> None:
         """Divide all counts by the current weight, before floats overflow."""
         self._count = {key: value / self._weight for key, value in self._count.items()}
         self._weight = 1.0
+        self._members.rebuild()
 
 
 class Static(CachePolicy):
@@ -138,10 +137,8 @@ class Static(CachePolicy):
         Uses of each expert in the calibration trace, float[num_layers, num_experts].
     """
 
-    needs_event_room = False
-
     def __init__(self, popularity: NDArray[np.floating]) -> None:
-        self._popularity = np.asarray(popularity, dtype=np.float64).ravel()
+        self._popularity = by_key(popularity)
         self._keys: Sequence[int] = ()
         self._members: list[int] = []  # the most popular first
         self._given_up: list[
@@ -187,6 +184,11 @@ class Static(CachePolicy):
     def choose_victim(self, evictable: Evictable, view: View) -> int | None:
         """Return None: the set never changes."""
         return None
+
+
+def by_key(popularity: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return the popularity of every key; an expert's low-precision copy has that of the expert."""
+    return np.tile(np.asarray(popularity, dtype=np.float64).ravel(), 2)
 
 
 def rank(keys: Sequence[int], score: NDArray[np.floating]) -> list[int]:

@@ -1,85 +1,23 @@
-"""Reasoning stages: where they end, and a cache that changes only there.
+"""Caches that change only where a reasoning stage ends.
 
-The rules of SAEM (arXiv 2608.21614) are public in outline only: cues in the decoded text mark a
-boundary; at a boundary the finished stage's activation counts choose, layer by layer, the new
-resident set; experts migrate only then; the first set comes from offline calibration. What is added
-here to make that a program (guards on a stage's length, the moving average, hysteresis) is a
-RECONSTRUCTION and is a parameter.
+The rules of SAEM (arXiv 2608.21614) are public in outline only: at a boundary the finished stage's
+activation counts choose, layer by layer, the new resident set; experts migrate only then; the first
+set comes from offline calibration. What is added here to make that a program (the moving average,
+hysteresis, the budget of a boundary) is a RECONSTRUCTION and is a parameter. What ends a stage is the
+``stages`` role's matter: see sim/policies/detectors.py and drift.py.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.policies.base import CachePolicy, Evictable, StageDetector
-from sim.policies.classic import rank
-from sim.types import LayerRouting, Phase, StepInfo, View
-
-_TAIL_CHARS = 48
-"""How much decoded text is remembered a request; longer than any cue."""
-
-
-class CueStageDetector(StageDetector):
-    """Find stage boundaries by discourse cues at the start of a sentence or line.
-
-    A batch shares one resident set, so a cue in any of its requests counts, but no boundary comes
-    sooner than ``min_steps`` decode steps after the last, and one is forced after ``max_steps``.
-
-    Parameters
-    ----------
-    cues
-        Words or regular expressions, matched without regard to case just after a line or sentence end.
-    min_steps, max_steps
-        Bounds on the length of a stage, in decode steps; RECONSTRUCTION (published systems: none given).
-    """
-
-    def __init__(self, cues: Sequence[str], min_steps: int = 32, max_steps: int = 512) -> None:
-        if not 1 <= min_steps <= max_steps:
-            raise ValueError(
-                f"min_steps = {min_steps}: must be >= 1 and <= max_steps = {max_steps}"
-            )
-        if isinstance(cues, str) or not cues or not all(isinstance(cue, str) for cue in cues):
-            raise ValueError(f"cues = {cues}: must be a list of words, at least one")
-        start = r"(?:^|\n\s*|[.!?]\s+)"
-        try:
-            self._pattern = re.compile(rf"{start}(?:{'|'.join(cues)})(?=\W)", re.IGNORECASE)
-        except re.error as error:
-            raise ValueError(f"cues = {list(cues)}: not a regular expression ({error})") from None
-        self.min_steps = min_steps
-        self.max_steps = max_steps
-        self._tails: dict[int, str] = {}
-        self._steps = 0
-
-    def is_boundary(self, step: StepInfo) -> bool:
-        """Return True when a cue has just been completed, or a stage has lasted ``max_steps``."""
-        if step.phase == Phase.PREFILL:
-            return False
-        self._steps += 1
-        cue = self._saw_cue(step)
-        if self._steps >= self.max_steps or (cue and self._steps >= self.min_steps):
-            self._steps = 0
-            return True
-        return False
-
-    def _saw_cue(self, step: StepInfo) -> bool:
-        """Add the step's pieces to their requests' tails; look for a cue whose end just came in sight."""
-        if step.texts is None:
-            return False
-        found = False
-        tails: dict[int, str] = {}
-        decoded = step.num_decoding if step.phase == Phase.MIXED else step.num_tokens
-        pieces = zip(step.request_ids[:decoded], step.texts[:decoded], strict=True)
-        for request, text in pieces:
-            tail = (self._tails.get(request, "\n") + text)[-_TAIL_CHARS:]
-            tails[request] = tail
-            old = len(tail) - len(text)
-            found = found or any(cue.end() >= old for cue in self._pattern.finditer(tail))
-        self._tails = tails
-        return found
+from sim.policies.base import CachePolicy, Evictable
+from sim.policies.classic import by_key, rank
+from sim.types import LayerRouting, View
 
 
 class StageCache(CachePolicy):
@@ -98,25 +36,33 @@ class StageCache(CachePolicy):
         Weight of the past in the score, in [0, 1); RECONSTRUCTION.
     hysteresis
         Factor >= 1 by which a newcomer must beat a resident; 1.05 is the swap rule of DAOP's code.
+    migrate_bytes
+        What one boundary may bring in, all pools together; each has a share by its number of experts.
+        Newcomers come best first until the next would exceed it. None: no bound. RECONSTRUCTION.
     """
-
-    needs_event_room = False
 
     def __init__(
         self,
         popularity: NDArray[np.floating],
         memory: float = 0.5,
         hysteresis: float = 1.05,
+        migrate_bytes: int | None = None,
     ) -> None:
         if not 0.0 <= memory < 1.0:
             raise ValueError(f"memory = {memory}: must be in [0, 1)")
         if not hysteresis >= 1.0:
             raise ValueError(f"hysteresis = {hysteresis}: must be >= 1")
+        if migrate_bytes is not None and not _is_size(migrate_bytes):
+            raise ValueError(
+                f"migrate_bytes = {migrate_bytes}: must be a whole number of bytes >= 0, or null"
+            )
         self.memory = memory
         self.hysteresis = hysteresis
-        self._popularity = np.asarray(popularity, dtype=np.float64).ravel()
-        self._score = np.zeros_like(self._popularity)
-        self._count = np.zeros_like(self._popularity)
+        self.migrate_bytes = migrate_bytes
+        self._popularity = by_key(popularity)
+        self._count: dict[int, int] = {}  # uses in the stage under way
+        self._score: dict[int, float] = {}
+        self._pool: frozenset[int] = frozenset()
         self._keys: Sequence[int] = ()
         self._members: set[int] = set()
         self._incoming: list[int] = []
@@ -126,8 +72,9 @@ class StageCache(CachePolicy):
 
     def start(self, keys: Sequence[int], num_slots: int, view: View) -> None:
         """Learn the pool; scores start at zero, so that the first finished stage decides alone."""
-        self._keys = keys
+        self._keys, self._pool = keys, frozenset(keys)
         self._slots = num_slots
+        self._stage = view.stage
 
     def preload(self, view: View) -> Sequence[int]:
         """Return the pool's keys by popularity in the calibration trace."""
@@ -137,9 +84,32 @@ class StageCache(CachePolicy):
         """Close the stage at a boundary, then count the event's uses."""
         if view.stage != self._stage:
             self._stage = view.stage
-            self._close_stage()
+            self.close_stage(view)
+        count = self._count
         for key, tokens in zip(routing.experts, routing.token_counts, strict=True):
-            self._count[key] += tokens
+            count[key] = count.get(key, 0) + tokens
+
+    def close_stage(self, view: View) -> None:
+        """Score the experts by the finished stage and plan the migration."""
+        self._remember()
+        self.migrate(self._score, view)
+
+    def migrate(self, score: Mapping[int, float], view: View) -> None:
+        """Pair the best-scored newcomers with the residents they replace, as far as bytes go."""
+        members, pool = self._members, self._pool  # a layer may be spread over several pools
+        worst = sorted(members, key=lambda key: (score.get(key, 0.0), -key))
+        absent = [key for key in score if key in pool and key not in members and score[key] > 0.0]
+        absent.sort(key=lambda key: (-score[key], key))
+        free = max(0, self._slots - len(members))
+        incoming, outgoing = absent[:free], []
+        for newcomer, resident in zip(absent[free:], worst, strict=False):
+            if score[newcomer] <= self.hysteresis * score.get(resident, 0.0):
+                break
+            incoming.append(newcomer)
+            outgoing.append(resident)
+        allowed = self._num_allowed(incoming, view)
+        self._incoming = incoming[:allowed]
+        self._outgoing = outgoing[: max(0, allowed - free)]
 
     def admits(self, key: int, view: View) -> bool:
         """Refuse misses: experts migrate only at boundaries."""
@@ -161,7 +131,7 @@ class StageCache(CachePolicy):
         score, popularity = self._score, self._popularity
         return min(
             filter(evictable, self._members),
-            key=lambda key: (score[key], popularity[key], -key),
+            key=lambda key: (score.get(key, 0.0), popularity[key], -key),
             default=None,
         )
 
@@ -185,20 +155,66 @@ class StageCache(CachePolicy):
         if key in self._outgoing:
             self._outgoing.remove(key)
 
-    def _close_stage(self) -> None:
-        """Rank the finished stage's experts and pair newcomers with the residents they replace."""
-        keys = np.asarray(self._keys)
-        self._score[keys] = self._count[keys] + self.memory * self._score[keys]
-        self._count[keys] = 0.0
-        score = self._score
-        ranked = rank(self._keys, score)
-        absent = [key for key in ranked if key not in self._members and score[key] > 0.0]
-        worst = [key for key in reversed(ranked) if key in self._members]
-        free = max(0, self._slots - len(self._members))
-        incoming, outgoing = absent[:free], []
-        for newcomer, resident in zip(absent[free:], worst, strict=False):
-            if score[newcomer] <= self.hysteresis * score[resident]:
-                break
-            incoming.append(newcomer)
-            outgoing.append(resident)
-        self._incoming, self._outgoing = incoming, outgoing
+    def _remember(self) -> None:
+        """Add the finished stage's counts to the scores, which fade; a new stage begins."""
+        faded = {key: self.memory * old for key, old in self._score.items()} if self.memory else {}
+        for key, uses in self._count.items():
+            faded[key] = uses + faded.get(key, 0.0)
+        self._score, self._count = faded, {}
+
+    def _num_allowed(self, incoming: Sequence[int], view: View) -> int:
+        """Return how many of the newcomers the bytes of a boundary allow."""
+        if self.migrate_bytes is None:
+            return len(incoming)
+        left = self.migrate_bytes * len(self._keys) // len(view.keys)
+        for place, key in enumerate(incoming):
+            left -= view.expert_bytes(key)
+            if left < 0:
+                return place
+        return len(incoming)
+
+
+class StageOracle(StageCache):
+    """StageCache that knows how often the coming stage uses each expert: SAEM's bound on itself.
+
+    Same first set, pool, moments of migration, hysteresis and budget; only the scores at a boundary are
+    the coming stage's counts instead of the finished one's. Knows the future.
+
+    Parameters
+    ----------
+    popularity, hysteresis, migrate_bytes
+        As in :class:`StageCache`.
+    stage_uses
+        For each stage of this very run, as the run's own detector delimits it, the tokens that use each
+        expert (key -> tokens), beginning with the stage before the first boundary.
+    """
+
+    oracle: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        popularity: NDArray[np.floating],
+        stage_uses: Sequence[Mapping[int, int]],
+        hysteresis: float = 1.05,
+        migrate_bytes: int | None = None,
+    ) -> None:
+        super().__init__(popularity, 0.0, hysteresis, migrate_bytes)
+        self._future = stage_uses
+
+    def observe(self, routing: LayerRouting, view: View) -> None:
+        """Enter the next stage at a boundary; the counts are known beforehand."""
+        if view.stage != self._stage:
+            self._stage = view.stage
+            self.close_stage(view)
+
+    def close_stage(self, view: View) -> None:
+        """Score the experts by the stage that begins."""
+        coming = self._future[self._stage] if self._stage < len(self._future) else {}
+        self._score = {key: float(coming[key]) for key in self._keys if key in coming}
+        self.migrate(self._score, view)
+
+
+def _is_size(value: object) -> bool:
+    """Tell whether a value is a whole number >= 0, for which 4e9 is as good as 4000000000."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and value >= 0 and value == int(value)  # type: ignore[operator,call-overload]

@@ -1,0 +1,99 @@
+"""``greenroom check-policy``: does a policy, yours included, keep what every policy must keep?"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sim.conformance import Finding, cost_ratio, findings
+from sim.mistakes import explain
+from sim.types import ConfigError
+
+_EPILOG = """examples:
+  greenroom check-policy lru                      a policy of the catalogue
+  greenroom check-policy my_conf/policy/mine.yaml your own; its classes may lie beside it
+  greenroom check-policy mine.yaml policy.cache.decay=0.9 trace=tiny_logits
+
+exit code: 0 all checks hold, 1 one fails, 2 the policy cannot be built"""
+_LIMIT = 4.0
+"""Times LRU in lockstep beyond which a sweep becomes slow enough to be told."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the checks; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="greenroom check-policy",
+        description="Run the conformance suite and the laws on a policy.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("policy", help="a name of the catalogue, or a YAML file")
+    parser.add_argument("overrides", nargs="*", help="settings, as in `greenroom sim`")
+    options = parser.parse_args(arguments)
+    try:
+        config = compose_policy(options.policy, options.overrides)
+        return _report(config)
+    except Exception as error:
+        message = explain(error)
+        if message is None:
+            raise
+        print(f"greenroom check-policy: error: {message}", file=sys.stderr)
+        return 2
+
+
+def compose_policy(policy: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the configuration of a run of a policy, named or from a file.
+
+    Classes that a file names are found beside it, beside its configuration folder, and where one is.
+    """
+    from hydra import compose, initialize_config_module
+    from omegaconf import OmegaConf
+
+    file, search = Path(policy), list[str]()
+    if file.suffix in (".yaml", ".yml"):
+        if not file.is_file():
+            raise ConfigError(f"policy = {policy}: no such file")
+        name, folder = file.stem, file.resolve().parent
+        if folder.name == "policy":
+            search, folder = [f"hydra.searchpath=[file://{folder.parent}]"], folder.parent
+        for place in (file.resolve().parent, folder, folder.parent):
+            if str(place) not in sys.path:
+                sys.path.append(str(place))
+    else:
+        name = policy
+    with initialize_config_module("conf", version_base="1.3"):
+        if file.suffix and not search:
+            config = compose("config", overrides=list(overrides))
+            OmegaConf.set_struct(config, False)
+            config.policy = OmegaConf.load(file)
+        else:
+            config = compose("config", overrides=[*search, f"policy={name}", *overrides])
+    plain: Any = OmegaConf.to_container(config, resolve=True)
+    if not isinstance(plain["policy"], Mapping):
+        raise ConfigError(f"policy = {policy}: must be a mapping with name, scope and cache")
+    return dict(plain)
+
+
+def _report(config: dict[str, Any]) -> int:
+    """Print each finding as it comes, then the verdict; return the exit code."""
+    name = config["policy"].get("name")
+    print(f"policy {name} on trace {config['trace']['name']}")
+    seen: list[Finding] = []
+    for finding in findings(config):
+        seen.append(finding)
+        print(f"  {_MARKS[finding.verdict]} {finding.check}: {finding.detail}", flush=True)
+    ratio = cost_ratio(config, {**config, "policy": compose_policy("lru", [])["policy"]})
+    slow = f", more than {_LIMIT:.0f}: sweeps will be slow" if ratio > _LIMIT else ""
+    print(f"  time: {ratio:.1f} times LRU per layer and step in lockstep{slow}")
+    failed = [finding for finding in seen if finding.verdict == "fails"]
+    if failed:
+        print(f"{name} breaks {len(failed)} of {len(seen)} rules.")
+        return 1
+    print(f"{name} keeps every rule that concerns it.")
+    return 0
+
+
+_MARKS = {"ok": "ok  ", "fails": "FAIL", "does not apply": "-   "}

@@ -1,0 +1,77 @@
+"""How alike the experts of adjacent stretches of text are (what SAEM calls temporal coherence).
+
+The paper's formula is not public; the cosine of adjacent histograms, averaged over layers and pairs, and
+the overlap of the most used experts are those of the project's own measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.policies.windows import coherence
+from traces.schema import NO_EXPERT
+
+
+class Likeness(NamedTuple):
+    """Mean over adjacent pairs of stretches: cosine, share of the most used experts in common; the pairs."""
+
+    cosine: float
+    overlap: float
+    num_pairs: int
+
+
+def likeness(
+    stretches: Iterable[Sequence[NDArray[np.uint16]]], num_experts: int, top: int
+) -> Likeness:
+    """Compare each stretch with the next one of its text.
+
+    Parameters
+    ----------
+    stretches
+        For each text its stretches in order, each the choices uint16[num_tokens, num_layers, top_k].
+    num_experts
+        Experts a layer.
+    top
+        How many of the most used experts of each layer are compared; equals fall to the lower index.
+    """
+    cosines, overlaps = list[float](), list[float]()
+    for text in stretches:
+        counts = [histogram(ids, num_experts) for ids in text]
+        for one, other in pairwise(counts):
+            cosines.append(float(coherence(one, other)))
+            overlaps.append(_overlap(one, other, top))
+    if not cosines:
+        return Likeness(float("nan"), float("nan"), 0)
+    return Likeness(float(np.mean(cosines)), float(np.mean(overlaps)), len(cosines))
+
+
+def histogram(ids: NDArray[np.uint16], num_experts: int) -> NDArray[np.float64]:
+    """Return how often each expert is chosen, float64[num_layers, num_experts]."""
+    layers = ids.shape[1]
+    bins = ids.astype(np.int64) + np.arange(layers)[:, None] * num_experts
+    counts = np.bincount(bins[ids != NO_EXPERT], minlength=layers * num_experts)
+    return counts.reshape(layers, num_experts).astype(np.float64)
+
+
+def windows(ids: NDArray[np.uint16], length: int) -> list[NDArray[np.uint16]]:
+    """Cut a text into stretches of ``length`` tokens; what is left at the end is dropped."""
+    return [ids[first : first + length] for first in range(0, len(ids) - length + 1, length)]
+
+
+def stages(ids: NDArray[np.uint16], labels: NDArray[np.int16]) -> list[NDArray[np.uint16]]:
+    """Cut a text where its label changes; an unknown label (-1) continues the stage before it."""
+    known = np.flatnonzero(labels >= 0)
+    begins = known[1:][labels[known[1:]] != labels[known[:-1]]]
+    return np.split(ids, begins)
+
+
+def _overlap(one: NDArray[np.float64], other: NDArray[np.float64], top: int) -> float:
+    """Return the share of the ``top`` most used experts that two histograms have in common, over layers."""
+    sets = [np.argsort(-counts, axis=1, kind="stable")[:, :top] for counts in (one, other)]
+    common = (sets[0][:, :, None] == sets[1][:, None, :]).any(axis=2)
+    return float(common.mean())

@@ -1,0 +1,142 @@
+"""The league table of a sweep: every policy against one of them, setting by setting.
+
+A *setting* is all that rows of a sweep may share: trace, model, machine, engine, batch, cache size and
+overrides other than a policy's own. In each the speed of a policy is divided by that of the baseline;
+the table has the geometric mean of these ratios, the worst and the best of them. Policies that know the
+future, whose accuracy is assumed, or that change the answer have tables of their own: theirs is another
+game. A policy that did not run in every setting is compared where it did, and the count says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sim.labels import Row, value, varying
+
+CLASSES = ("lossless", "lossy", "oracle")
+_TITLES = {
+    "lossless": "lossless, online or calibrated beforehand",
+    "lossy": "lossy: they change the model's answer",
+    "oracle": "oracles, and assumed accuracy: they are given the future",
+}
+_BASELINES = ("ablation_base", "lru", "on_demand")
+"""What others are compared with if nobody says otherwise, the first that is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A policy's place: ``mean``, ``worst`` and ``best`` are speeds over the baseline's.
+
+    ``wins`` counts the settings in which nobody of its class was faster; ``hit_rate`` is the mean,
+    ``moved`` the geometric mean of bytes over the baseline's (None where either moves none), ``given_up``
+    the mean share of router mass that was not computed as chosen (None if lossless or unknown).
+    """
+
+    policy: str
+    kind: str
+    settings: int
+    mean: float
+    worst: float
+    best: float
+    wins: int
+    hit_rate: float | None
+    moved: float | None
+    given_up: float | None
+
+
+def league(rows: Sequence[Row], baseline: str | None = None) -> tuple[str, list[Standing]]:
+    """Return the baseline and the standings: by class, the fastest first.
+
+    Empty where the rows have no baseline, or fewer than three policies or two settings.
+    """
+    cells = _cells(rows)
+    names = list(dict.fromkeys(_name(row, rows) for row in rows))
+    if baseline is None:
+        baseline = next((name for name in _BASELINES if name in names), None)
+    if baseline not in names or len(names) < 3 or len(cells) < 2:
+        return "", []
+    shared = {cell: rows_of for cell, rows_of in cells.items() if baseline in rows_of}
+    found = [_standing(name, baseline, shared) for name in names]
+    places = {kind: place for place, kind in enumerate(CLASSES)}
+    kept = [standing for standing in found if standing is not None]
+    return baseline, sorted(kept, key=lambda s: (places[s.kind], -s.mean, s.policy))
+
+
+def title_of(kind: str) -> str:
+    """Return what a class of policies is, in words."""
+    return _TITLES[kind]
+
+
+def kind_of(row: Row) -> str:
+    """Return the class that a policy plays in."""
+    if row["oracle"] or row.get("assumed"):
+        return "oracle"
+    return "lossy" if row["lossy"] else "lossless"
+
+
+def _name(row: Row, rows: Sequence[Row]) -> str:
+    """Return a policy's name, with its own parameters where a sweep varies them."""
+    own = [field for field in varying(rows) if field.startswith("policy.")]
+    return " ".join([row["policy"], *(f"{f.rpartition('.')[2]}={value(row, f)}" for f in own)])
+
+
+def _cells(rows: Sequence[Row]) -> dict[Any, dict[str, Row]]:
+    fields = [field for field in varying(rows) if not field.startswith("policy.")]
+    cells: dict[Any, dict[str, Row]] = {}
+    for row in rows:
+        if row["tokens_per_s"]:
+            cell = (*(value(row, field) for field in fields), row["cache_ratio"])
+            cells.setdefault(cell, {})[_name(row, rows)] = row
+    return cells
+
+
+def _standing(name: str, baseline: str, cells: dict[Any, dict[str, Row]]) -> Standing | None:
+    pairs = [(cell[name], cell[baseline]) for cell in cells.values() if name in cell]
+    if not pairs:
+        return None
+    ratios = [row["tokens_per_s"] / base["tokens_per_s"] for row, base in pairs]
+    kind = kind_of(pairs[0][0])
+    rivals = [[r for r in cell.values() if kind_of(r) == kind] for cell in cells.values()]
+    fastest = [max(group, key=lambda r: r["tokens_per_s"])["policy"] for group in rivals if group]
+    moved = [_bytes(row) / _bytes(base) for row, base in pairs if _bytes(row) and _bytes(base)]
+    return Standing(
+        policy=name,
+        kind=kind,
+        settings=len(pairs),
+        mean=_geometric(ratios),
+        worst=min(ratios),
+        best=max(ratios),
+        wins=fastest.count(pairs[0][0]["policy"]),
+        hit_rate=_mean(row["hit_rate"] for row, _ in pairs),
+        moved=_geometric(moved) if len(moved) == len(pairs) else None,
+        given_up=_mean(_given_up(row) for row, _ in pairs),
+    )
+
+
+def _bytes(row: Row) -> int:
+    return int(row["h2d_bytes"] or row["read_bytes"])
+
+
+def _given_up(row: Row) -> float | None:
+    """Return the share of router mass (of slots, where weights are unknown) not computed as chosen."""
+    for what in ("mass", "slot"):
+        shares = [row.get(f"{kind}_{what}_rate") for kind in _GIVEN_UP]
+        known = [share for share in shares if share is not None]
+        if known:
+            return float(sum(known))
+    return None
+
+
+_GIVEN_UP = ("substituted", "dropped", "low", "deferred")
+
+
+def _geometric(ratios: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [one for one in values if one is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,86 @@
+"""How a league table looks: on stdout, as a file, as a figure."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from sim.labels import Row
+from sim.league import CLASSES, Standing, title_of
+from sim.plot_style import caption, look, new_figure
+from sim.results import whole_file
+
+LEAGUE = "league.csv"
+_HATCHES = {"lossless": "", "lossy": "//", "oracle": ".."}
+
+
+def print_league(console: Console, baseline: str, standings: Sequence[Standing]) -> None:
+    """Print a table for each class that has members."""
+    for kind in CLASSES:
+        members = [standing for standing in standings if standing.kind == kind]
+        if members:
+            title = f"League, speed over {baseline}'s: {title_of(kind)}."
+            console.print(title, highlight=False)
+            console.print(_table(members))
+
+
+def _table(members: Sequence[Standing]) -> Table:
+    lossy = any(member.given_up is not None for member in members)
+    table = Table()
+    table.add_column("policy", no_wrap=True)
+    names = ["mean", "worst", "best", "settings", "wins", "hit rate", "bytes moved"]
+    for name in [*names, *(["mass given up"] if lossy else [])]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for member in members:
+        cells = [f"{ratio:.2f}x" for ratio in (member.mean, member.worst, member.best)]
+        cells += [str(member.settings), str(member.wins), _share(member.hit_rate)]
+        cells += ["-" if member.moved is None else f"{member.moved:.2f}x"]
+        table.add_row(member.policy, *cells, *([_share(member.given_up)] if lossy else []))
+    return table
+
+
+def write_league(folder: Path, baseline: str, standings: Sequence[Standing]) -> Path:
+    """Write the standings as CSV; return its path."""
+    columns = ["baseline", *(field.name for field in fields(Standing))]
+    with (
+        whole_file(folder / LEAGUE) as partial,
+        partial.open("w", newline="", encoding="utf-8") as file,
+    ):
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows({"baseline": baseline, **asdict(standing)} for standing in standings)
+    return folder / LEAGUE
+
+
+def league_figure(rows: Sequence[Row], baseline: str, standings: Sequence[Standing]) -> Figure:
+    """Draw the mean speed of each policy over the baseline, and the range over all settings."""
+    figure, axes = new_figure(6.2, 1.2 + 0.2 * len(standings))
+    shown = list(reversed(standings))
+    places = range(len(shown))
+    for place, standing in zip(places, shown, strict=True):
+        colour, _ = look(standing.policy.split()[0])
+        axes.barh(place, standing.mean, color=colour, hatch=_HATCHES[standing.kind],
+                  edgecolor="white", linewidth=0.3)  # fmt: skip
+        axes.plot([standing.worst, standing.best], [place, place], color="black", linewidth=0.8)
+    axes.axvline(1.0, color="0.4", linewidth=0.8)
+    axes.set_yticks(list(places), [f"{s.policy}{_MARKS[s.kind]}" for s in shown])
+    axes.set_ylim(-0.6, len(shown) - 0.4)
+    axes.set_xlabel(
+        f"speed over {baseline}'s: geometric mean, and worst to best (~ lossy, * oracle)"
+    )
+    axes.grid(axis="y", visible=False)
+    caption(figure, rows)
+    return figure
+
+
+_MARKS = {"lossless": "", "lossy": " ~", "oracle": " *"}
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}%"

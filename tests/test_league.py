@@ -1,0 +1,84 @@
+"""The league table: who is compared with whom, and what the numbers are."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from sim.league import league
+from sim.report_league import league_figure, write_league
+from tests.test_report import row
+
+
+def rows() -> list[dict]:
+    """Two cache sizes: b is twice, then eight times as fast as lru; c half as fast in one of them."""
+    return [
+        row("lru", 0.25, 10.0, h2d_bytes=100), row("lru", 0.5, 20.0, h2d_bytes=100),
+        row("b", 0.25, 20.0, h2d_bytes=50), row("b", 0.5, 160.0, h2d_bytes=200),
+        row("c", 0.5, 10.0, hit_rate=0.1, h2d_bytes=0),
+    ]  # fmt: skip
+
+
+def test_means_are_geometric_and_bounds_are_bounds() -> None:
+    baseline, (first, second, third) = league(rows())
+    assert baseline == "lru"
+    assert (first.policy, first.mean, first.worst, first.best) == ("b", pytest.approx(4.0), 2, 8)
+    assert (first.settings, first.wins) == (2, 2)
+    assert first.moved == pytest.approx(1.0)  # half, then twice
+    assert (second.policy, second.mean, second.wins) == ("lru", pytest.approx(1.0), 0)
+    assert (third.policy, third.mean, third.settings) == ("c", pytest.approx(0.5), 1)
+    assert third.moved is None
+    assert third.hit_rate == 0.1
+
+
+def test_those_that_play_another_game_stand_apart_however_fast() -> None:
+    others = [
+        row("belady", 0.25, 1000.0), row("belady", 0.5, 1000.0),
+        row("dial", 0.25, 900.0, assumed=True), row("dial", 0.5, 900.0, assumed=True),
+        row("drops", 0.25, 999.0, lossy=True, dropped_mass_rate=0.04, substituted_mass_rate=0.01),
+        row("drops", 0.5, 999.0, lossy=True, dropped_mass_rate=0.02, substituted_mass_rate=None),
+    ]  # fmt: skip
+    _, standings = league(rows() + others)
+    assert [s.policy for s in standings] == ["b", "lru", "c", "drops", "belady", "dial"]
+    assert [s.kind for s in standings][3:] == ["lossy", "oracle", "oracle"]
+    assert standings[0].wins == 2
+    assert standings[3].given_up == pytest.approx((0.05 + 0.02) / 2)
+    assert standings[0].given_up is None
+
+
+def test_another_baseline() -> None:
+    baseline, standings = league(rows(), "b")
+    assert baseline == "b"
+    assert standings[0].policy == "b"
+    assert standings[0].mean == pytest.approx(1.0)
+    assert {s.policy: s.mean for s in standings}["lru"] == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("few", [rows()[:4], rows()[2:], rows()[1::2]])
+def test_no_league_without_baseline_rivals_or_settings(few: list[dict]) -> None:
+    assert league(few) == ("", [])
+
+
+def test_a_policys_own_parameters_make_it_another() -> None:
+    decays = [
+        row("lfu", ratio, speed, overrides={"policy.cache.decay": decay})
+        for decay, speed in (("0.9", 11.0), ("1", 12.0))
+        for ratio in (0.25, 0.5)
+    ]
+    base = [row("lru", ratio, 10.0) for ratio in (0.25, 0.5)]
+    _, standings = league(decays + base, "lru decay=-")
+    assert [s.policy for s in standings] == ["lfu decay=1", "lfu decay=0.9", "lru decay=-"]
+
+
+def test_file_and_figure_show_every_standing(tmp_path: Path) -> None:
+    baseline, standings = league(rows())
+    with write_league(tmp_path, baseline, standings).open(encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    assert [(line["policy"], line["baseline"]) for line in found] == [
+        ("b", "lru"), ("lru", "lru"), ("c", "lru"),
+    ]  # fmt: skip
+    axes = league_figure(rows(), baseline, standings).axes[0]
+    widths = [patch.get_width() for patch in axes.patches]
+    assert widths == pytest.approx([0.5, 1.0, 4.0])
