@@ -9,7 +9,7 @@ demo: $(VENV)/base.stamp ## run the main job on the bundled trace and show the r
 	$(BIN)/greenroom sim +experiment=demo
 
 test: $(VENV)/dev.stamp ## the whole suite, on CPU
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: $(VENV)/dev.stamp ## style, formatting, types
 	$(BIN)/ruff check .

@@ -35,7 +35,10 @@ class Ahead:
         self._residency = residency
         self._room = room
         self._prefetch = prefetch
-        self._caches_of_layer = caches_of_layer
+        self._wanting = [
+            [cache for cache in caches if overriding([cache], "wants")]
+            for caches in caches_of_layer
+        ]
         self._owner = owner
         self._limit = limit
         self._exclusive_host = exclusive_host
@@ -105,7 +108,7 @@ class Ahead:
 
     def _wanted(self, plan: LayerPlan) -> list[int]:
         wanted: list[int] = []
-        for cache in self._caches_of_layer[plan.routing.layer]:
+        for cache in self._wanting[plan.routing.layer]:
             wanted += cache.wants(self._view)
         if self._prefetch is not None:
             wanted += self._prefetch.propose(plan.routing, self._view)

@@ -14,13 +14,14 @@ all requests up alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.policies.base import BatchFormer, Waiting
 from sim.tiling import Request
+from sim.types import ConfigError
 from traces.schema import NO_EXPERT, Trace
 
 
@@ -168,15 +169,18 @@ class Batch:
 def _checked(
     former: BatchFormer, places: Sequence[int], count: int, size: int, num_due: int
 ) -> Sequence[int]:
-    """Return a former's answer; ValueError if it is none."""
-    name, found = f"{type(former).__name__}.choose", list(places)
+    """Return a former's answer; ConfigError if it is none."""
+    name = f"{type(former).__name__}.choose"
+    if not isinstance(places, Iterable):
+        raise ConfigError(f"{name} = {places}: must be a list of places")
+    found = list(places)
     if not all(isinstance(place, int | np.integer) and 0 <= place < count for place in found):
-        raise ValueError(f"{name} = {found}: must be places in [0, {count})")
+        raise ConfigError(f"{name} = {found}: must be places in [0, {count})")
     if len(set(found)) < len(found):
-        raise ValueError(f"{name} = {found}: must name no place twice")
+        raise ConfigError(f"{name} = {found}: must name no place twice")
     if not (num_due > 0 or found) or len(found) > size:
         least = 0 if num_due else 1
-        raise ValueError(f"{name} = {found}: must be {least} to {size} places")
+        raise ConfigError(f"{name} = {found}: must be {least} to {size} places")
     return found
 
 

@@ -10,6 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hwmodels.cost import CostModel
 from hwmodels.engine import Engine
 from hwmodels.machine import Machine
@@ -226,8 +228,13 @@ def resolve_path(path: str) -> Path:
 
 @lru_cache(maxsize=2)
 def _read_trace(path: str) -> Trace:
-    """Keep the last traces: the points of a sweep share them."""
-    return read_trace(path)
+    """Keep the last traces: the points of a sweep share them, so that nobody may write in them."""
+    trace = read_trace(path)
+    for name in trace.columns:
+        column = getattr(trace, name)
+        if isinstance(column, np.ndarray):
+            column.flags.writeable = False
+    return trace
 
 
 def _workload(config: Mapping[str, Any], trace: Trace, calibration: Calibration) -> Workload:

@@ -107,8 +107,11 @@ def _sized(pools: Pools, found: tuple[int, ...], sizing: SizingPolicy) -> tuple[
     """Let a policy share the same bytes out among the layers, in slots of the largest expert."""
     sizes = pools.largest_bytes
     num_slots = sum(found) // max(sizes)
-    slots = list(sizing.slots(num_slots))
     where = f"policy: {type(sizing).__name__}.slots"
+    try:
+        slots = list(sizing.slots(num_slots))
+    except Exception as error:  # a user's policy may fail in any way
+        raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
     if len(slots) != len(found):
         raise ConfigError(f"{where}: {len(slots)} numbers: must be {len(found)}, one a layer")
     for layer, (count, most) in enumerate(zip(slots, pools.num_keys, strict=True)):

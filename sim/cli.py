@@ -40,6 +40,25 @@ def main(arguments: list[str] | None = None) -> int:
     for sign in ("SIGTERM", "SIGHUP"):  # as Ctrl-C: what is unfinished is taken away
         if hasattr(signal, sign):
             signal.signal(getattr(signal, sign), signal.default_int_handler)
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("greenroom: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as in `greenroom ... | head`
+        sys.stderr.close()
+        return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"greenroom: error: {error.strerror}", file=sys.stderr)
+        return 2
+
+
+def _run(arguments: list[str]) -> int:
+    """Run what the arguments ask for; return the exit code."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_help())
         return 0
@@ -56,20 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     if os.getcwd() not in sys.path:  # a user's policies lie there; last, so as to hide nothing
         sys.path.append(os.getcwd())
-    try:
-        command: Callable[[list[str]], int] = import_module(_COMMANDS[name][0]).main
-        return command(rest)
-    except KeyboardInterrupt:
-        print("greenroom: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of our output has gone, as in `greenroom ... | head`
-        sys.stderr.close()
-        return 0
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        print(f"greenroom: error: {error.strerror}", file=sys.stderr)
-        return 2
+    command: Callable[[list[str]], int] = import_module(_COMMANDS[name][0]).main
+    return command(rest)
 
 
 def _help() -> str:

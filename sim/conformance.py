@@ -23,11 +23,11 @@ from sim.lockstep import run_lockstep
 from sim.metrics import RunTables, Totals
 from sim.simulate import file_sha256
 from sim.timeline import Timeline
-from sim.types import LayerPlan
+from sim.types import ConfigError, LayerPlan
 from traces.schema import NO_EXPERT, Trace
 
-RATIOS = (0.125, 0.25, 1.0)
-BATCHES = (1, 3)
+SIZES = ((0.125, 1), (0.25, 3), (1.0, 1))
+"""Cache ratio and batch size of the runs that look at every plan."""
 _LENGTH = (6, 24)  # three such requests are long enough for a stage to end
 _TOLERANCE = 1e-9
 
@@ -82,13 +82,13 @@ def served(plan: LayerPlan) -> list[int]:
 def serves_each_expert_once_within_memory(config: Mapping[str, Any]) -> str:
     """Hold each plan against its routing, and memory against its capacity at each event."""
     count = 0
-    for ratio in RATIOS:
-        for batch in BATCHES:
-            scenario = build(short_run(config, ratio, batch))
-            plans = Watch(scenario)
-            timed(scenario, plans)
-            count += plans.count
-    return f"{count} plans at cache ratios {', '.join(map(str, RATIOS))}, batch 1 and 3"
+    for ratio, batch in SIZES:
+        scenario = build(short_run(config, ratio, batch))
+        plans = Watch(scenario)
+        timed(scenario, plans)
+        count += plans.count
+    sizes = ", ".join(f"{ratio:g} (batch {batch})" for ratio, batch in SIZES)
+    return f"{count} plans at cache ratios {sizes}"
 
 
 class Watch:
@@ -116,14 +116,13 @@ class Watch:
 
 def runs_twice_alike(config: Mapping[str, Any]) -> str:
     """Compare all tables of two runs."""
-    for batch in BATCHES:
-        first, again = (timed(build(short_run(config, batch=batch))) for _ in range(2))
-        assert first.events is not None
-        assert again.events is not None
-        tables = ((first.steps, again.steps), (first.requests, again.requests))
-        if any(a.rows != b.rows for a, b in tables) or first.events.rows != again.events.rows:
-            raise Violation("two runs of the same configuration differ, must be equal row by row")
-    return "steps, requests and events are equal, batch 1 and 3"
+    first, again = (timed(build(short_run(config, batch=3))) for _ in range(2))
+    assert first.events is not None
+    assert again.events is not None
+    tables = ((first.steps, again.steps), (first.requests, again.requests))
+    if any(a.rows != b.rows for a, b in tables) or first.events.rows != again.events.rows:
+        raise Violation("two runs of the same configuration differ, must be equal row by row")
+    return "steps, requests and events are equal, batch 3"
 
 
 def counts_alike_with_and_without_time(config: Mapping[str, Any]) -> str:
@@ -166,9 +165,10 @@ def says_so_when_it_changes_the_answer(config: Mapping[str, Any]) -> str:
         nonlocal changed
         changed += plan.routing is not plan.recorded or bool(plan.deferred)
 
-    run_lockstep(scenario.workload, scenario.offloader, look)
-    if changed and not scenario.offloader.policies.lossy:
-        raise Violation(f"{changed} events are not computed as routed, must be marked lossy = True")
+    try:
+        run_lockstep(scenario.workload, scenario.offloader, look)
+    except ConfigError as error:  # the Offloader takes no such answer from an unmarked class
+        raise Violation(str(error)) from error
     if scenario.offloader.policies.lossy:
         return f"it is marked lossy; {changed} events were not computed as routed"
     return "every event is computed as routed"

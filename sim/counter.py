@@ -79,7 +79,8 @@ class StepCounter:
         """Count one layer's plan."""
         accesses, hits = len(plan.routing.experts), len(plan.resident)
         self.accesses += accesses
-        self.pairs += sum(plan.routing.token_counts)
+        pairs = sum(plan.routing.token_counts)
+        self.pairs += pairs
         self.hits += hits
         if hits != accesses:
             if plan.late:
@@ -96,7 +97,10 @@ class StepCounter:
                 if moved:
                     self.hits += moved
                     self.hits_on_cpu += moved
-                self.cpu_pairs += sum(map(plan.routing.num_tokens, plan.on_cpu))
+                one_each = pairs == accesses
+                self.cpu_pairs += (
+                    len(plan.on_cpu) if one_each else sum(map(plan.routing.num_tokens, plan.on_cpu))
+                )
             if plan.deferred:
                 self.on_cpu += len(plan.deferred)
                 self.deferred += len(plan.deferred)

@@ -16,10 +16,9 @@ from math import exp, log
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sim.tables import Table
-from sim.types import NO_EXPERT, LayerPlan, StepInfo
+from sim.types import NO_EXPERT, LayerPlan, LayerRouting, StepInfo
 
 LEDGER_COLUMNS = (
     "step",
@@ -56,30 +55,31 @@ class Ledger:
     def add(self, plan: LayerPlan) -> None:
         """Enter one layer's plan."""
         recorded, computed = plan.recorded, plan.routing
-        ids, weights, logits = recorded.topk_ids, recorded.topk_weights, recorded.router_logits
-        if ids is None:
+        num_tokens, has_scores = recorded.num_rows, recorded.has_scores
+        if not num_tokens:
             raise ValueError("the ledger must know the recorded topk_ids")
-        if logits is not None:
-            self._scored += len(ids)
+        if has_scores:
+            self._scored += num_tokens
         changed = computed is not recorded
-        if len(ids) > 1 and not changed and not plan.deferred:  # a long prompt makes no lists
+        if num_tokens > 1 and not changed and not plan.deferred:  # a long prompt makes no lists
+            weights = recorded.topk_weights
             self._slots[0] += sum(recorded.token_counts)
             self._masses[0] += 0.0 if weights is None else float(weights.sum(dtype=np.float64))
             return
-        rows = ids.tolist()
-        masses = [None] * len(rows) if weights is None else weights.tolist()
-        self._slots[0] += sum([len(row) - row.count(NO_EXPERT) for row in rows])
-        if weights is not None:
+        rows, masses = recorded.id_rows(), recorded.weight_rows()
+        assert rows is not None
+        for row in rows:
+            self._slots[0] += len(row) - row.count(NO_EXPERT)
+        if masses is not None:
             self._masses[0] += sum(map(sum, masses))
         if not changed and not plan.deferred:
             return
-        made = computed.topk_ids
+        made = computed.id_rows()
         assert made is not None
-        made_rows = made.tolist()
         late = {key % self._num_experts for key in plan.deferred}
-        self._compare(rows, made_rows, masses, computed.low_slots, late)
-        if logits is not None:
-            self._diverge(rows, made_rows, logits)
+        self._compare(rows, made, masses or [None] * len(rows), computed.low_rows(), late)
+        if has_scores and changed:
+            self._diverge(rows, made, recorded)
 
     def end_step(self, info: StepInfo) -> None:
         """Close the step's row."""
@@ -101,11 +101,11 @@ class Ledger:
         rows: list[list[int]],
         made: list[list[int]],
         masses: list[Any],
-        low: NDArray[np.bool_] | None,
+        low: list[list[bool]] | None,
         late: set[int],
     ) -> None:
         """Enter what became of each slot."""
-        marks = [None] * len(rows) if low is None else low.tolist()
+        marks: Sequence[list[bool] | None] = low or [None] * len(rows)
         for old, new, mass, mark in zip(rows, made, masses, marks, strict=True):
             if old != new:
                 self._enter_changes(old, new, mass)
@@ -132,17 +132,25 @@ class Ledger:
             self._masses[kind] += sum(compress(mass, marks))
 
     def _diverge(
-        self, rows: list[list[int]], made: list[list[int]], logits: NDArray[np.floating]
+        self, rows: list[list[int]], made: list[list[int]], recorded: LayerRouting
     ) -> None:
         """Enter by how much the picks computed are less probable than the router's."""
         for token, (old, new) in enumerate(zip(rows, made, strict=True)):
             if old == new:
                 continue
-            scores = logits[token].tolist()
-            picks = [scores[expert] for expert in old if expert != NO_EXPERT]
-            top = max(picks)
-            before = sum([exp(score - top) for score in picks])
-            after = sum([exp(scores[expert] - top) for expert in new if expert != NO_EXPERT])
+            scores = recorded.score_row(token)
+            assert scores is not None
+            picks = [expert for expert in old if expert != NO_EXPERT]
+            top = max([scores[expert] for expert in picks])
+            odds = {expert: exp(scores[expert] - top) for expert in picks}
+            before = sum(odds.values())
+            after = sum(
+                [
+                    odds[expert] if expert in odds else exp(scores[expert] - top)
+                    for expert in dict.fromkeys(new)
+                    if expert != NO_EXPERT
+                ]
+            )
             if after > 0.0:  # a token left with nothing has no divergence that could be told
                 self._route_kl += log(before / after)
 

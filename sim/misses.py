@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
+from functools import partial
 
 from sim.policies.base import CachePolicy, PlacementPolicy, PolicySet, overriding
 from sim.room import Room
-from sim.types import ExpertWork, LayerPlan, Service, View
+from sim.types import ConfigError, ExpertWork, LayerPlan, Service, View
 
 _FOR_MISSES = (Service.LOAD, Service.BYPASS, Service.CPU, Service.DEFER)
 _FOR_HITS = (Service.STAY, Service.CPU)
+_FOR_ANY = tuple(Service)
+_NUM_SERVICES = len(_FOR_ANY)
+_made = partial(tuple.__new__, ExpertWork)  # from a tuple, without the call of a Python function
 
 
 class Misses:
@@ -37,6 +41,8 @@ class Misses:
         self._view = view
         self._room = room
         self._placement = policies.placement
+        may_defer = policies.placement is not None and policies.placement.lossy
+        self._for_misses = _FOR_MISSES if may_defer else _FOR_MISSES[:-1]
         self._insert_cap = policies.insert_cap
         self._owner = owner
         self._screens = [bool(overriding(caches, "admits")) for caches in caches_of_layer]
@@ -85,21 +91,29 @@ class Misses:
         """Ask the placement policy; return the keys to be loaded, and fill the other lists."""
         routing, placement, absent = plan.routing, self._placement, set(missing)
         assert placement is not None
-        asked = routing.experts if self.places_hits else missing
-        work = [ExpertWork(key, routing.num_tokens(key), key not in absent) for key in asked]
-        services = [Service(service) for service in placement.place(work, self._view)]
-        if len(services) != len(asked):
-            raise ValueError(
-                f"{type(placement).__name__}.place: {len(services)} services for {len(asked)} experts"
+        if self.places_hits:
+            hits = [key not in absent for key in routing.experts]
+            work = list(map(_made, zip(routing.experts, routing.token_counts, hits, strict=True)))
+        else:
+            work = [ExpertWork(key, routing.num_tokens(key)) for key in missing]
+        services = placement.place(work, self._view)
+        if not isinstance(services, Sized):
+            raise ConfigError(f"{type(placement).__name__}.place = {services}: must be a list")
+        if len(services) != len(work):
+            raise ConfigError(
+                f"{type(placement).__name__}.place: {len(services)} services for {len(work)} experts"
             )
-        chosen: list[list[int]] = [[] for _ in Service]
+        chosen: list[list[int]] = [[] for _ in range(_NUM_SERVICES)]
         # What a step computes must be complete when it ends: its last layer has nobody to defer to.
         is_last = routing.layer == self._view.num_layers - 1
-        for (key, _, is_hit), service in zip(work, services, strict=True):
-            if service not in (_FOR_HITS if is_hit else _FOR_MISSES):
+        for_hits, for_misses = _FOR_HITS, self._for_misses
+        for (key, _, is_hit), answer in zip(work, services, strict=True):
+            service = answer
+            if service not in (for_hits if is_hit else for_misses):
                 raise _refusal(placement, key, service, is_hit)
-            as_cpu = is_last and service is Service.DEFER
-            chosen[Service.CPU if as_cpu else service].append(key)
+            if is_last and service == Service.DEFER:
+                service = Service.CPU
+            chosen[service].append(key)
         plan.on_cpu = chosen[Service.CPU]
         if chosen[Service.DEFER]:
             plan.deferred = chosen[Service.DEFER]
@@ -135,11 +149,17 @@ class Misses:
         self.held = candidates[: plan.num_held]
 
 
-def _refusal(placement: PlacementPolicy, key: int, service: Service, is_hit: bool) -> ValueError:
+def _refusal(placement: PlacementPolicy, key: int, service: int, is_hit: bool) -> ConfigError:
     """Return the error of a service that an expert cannot have."""
+    name = Service(service).name if service in _FOR_ANY else repr(service)
+    if service == Service.DEFER and not is_hit and not placement.lossy:
+        return ConfigError(
+            f"{type(placement).__name__}.place: DEFER for key = {key}: adds an expert's output a layer late, "
+            "which changes the answer: the class must be marked lossy = True"
+        )
     where = "on the GPU or on its way there" if is_hit else "not on the GPU"
     names = [allowed.name for allowed in (_FOR_HITS if is_hit else _FOR_MISSES)]
     rule = f"must be {', '.join(names[:-1])} or {names[-1]}"
-    return ValueError(
-        f"{type(placement).__name__}.place: {service.name} for key = {key}, which is {where}: {rule}"
+    return ConfigError(
+        f"{type(placement).__name__}.place: {name} for key = {key}, which is {where}: {rule}"
     )

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from sim.ahead import Ahead
+from sim.answers import check_boundary, check_groups, check_rewritten
 from sim.host import HostTier
 from sim.kv import JointBudget
 from sim.misses import Misses
@@ -145,6 +144,7 @@ class Offloader:
             self.host.view.step = step
         if self.policies.stages is not None:
             found = self.policies.stages.is_boundary(step)
+            check_boundary(self.policies.stages, found)
             view.stage += found
             self.stage_score.add(step, found)
         for part in self._starters:
@@ -163,6 +163,8 @@ class Offloader:
         recorded = routing
         if policies.routing is not None:
             routing = policies.routing.rewrite(routing, view)
+            if routing is not recorded:
+                check_rewritten(policies.routing, routing, recorded, view.keys)
         view.routing = routing
         for part in self._observers[layer]:
             part.observe(routing, view)
@@ -273,19 +275,14 @@ class Offloader:
     def _leave_on_way(self, plan: LayerPlan) -> None:
         """Wait no more for prefetches under way whose experts the CPU computes this time."""
         state = self.residency.state
-        self._under_way.update(key for key in plan.on_cpu if ABSENT < state[key] < RESIDENT)
+        self._under_way.update([key for key in plan.on_cpu if ABSENT < state[key] < RESIDENT])
 
     def _repack(self, plan: LayerPlan, repack: RepackPolicy) -> None:
         plan.packed = repack.packed
         plan.groups = groups = repack.repack(plan.routing, self.view)
         if groups is None:
             return
-        tokens = np.sort(np.concatenate(groups)) if len(groups) else np.empty(0)
-        if not np.array_equal(tokens, np.arange(self.view.step.num_tokens)):
-            raise ValueError(
-                f"{type(repack).__name__}.repack: must be a partition of the step's "
-                f"{self.view.step.num_tokens} tokens, each in exactly one group"
-            )
+        check_groups(repack, groups, self.view.step.num_tokens)
 
     # -- memory that KV takes, and host memory ---------------------------------------------------
 
@@ -308,6 +305,7 @@ class Offloader:
         """Plan what comes from storage for this layer, and what goes back to host memory."""
         view, other = self.view, host.view
         other.layer, other.event, other.now_ns = view.layer, view.event, view.now_ns
+        other.routing, other.stage = view.routing, view.stage
         evicts: list[int] = []
         if plan.deferred:
             host.keep(plan)

@@ -18,6 +18,8 @@ from typing import Any, cast
 
 import numpy as np
 
+from sim.answers import check_verb
+from sim.kinds import check_type
 from sim.policies.base import (
     BatchFormer,
     CachePolicy,
@@ -162,6 +164,7 @@ class _Supply:
         self._seed = config["workload"]["seed"]
         self._columns = workload.trace.columns
         self.predictor: Predictor | None = None
+        self.has_low = config["policy"].get("low") is not None
         self.is_open = workload.is_open
 
     def get(self, name: str, role: str) -> Any:
@@ -197,6 +200,11 @@ _HOW_TO_RECORD = {
 }
 _EVENTS = ("next_use", "future", "stage_uses")
 _FUTURE = (*_EVENTS, "token_keys")
+_OURS = (
+    *("popularity", "calibration", "predictor", "rng", "num_layers", "num_experts"),
+    *_FUTURE,
+)
+"""Supplies that no file may give instead."""
 
 
 def _make(group: Mapping[str, Any], role: str, supply: _Supply) -> Any:
@@ -222,12 +230,17 @@ def _build(settings: Mapping[str, Any], role: str, where: str, kind: type, suppl
             raise ConfigError(
                 f"{where}.{name}: {target} has no such parameter{did_you_mean(name, known)}"
             )
-        if isinstance(value, Mapping) and "_target_" in value:
+        is_part = isinstance(value, Mapping) and "_target_" in value
+        if name in _OURS and not is_part:
+            raise ConfigError(f"{where}.{name}: is filled in for you: must be left out")
+        if is_part:
             params[name] = _build(value, role, f"{where}.{name}", Policy, supply)
         else:
-            _check_type(f"{where}.{name}", value, known[name])
+            check_type(f"{where}.{name}", value, known[name])
     _check_future(known, maker, where, target, supply)
     supply.check_columns(getattr(maker, "needs", ()), where)
+    if getattr(maker, "needs_low", False) and not supply.has_low:
+        raise ConfigError(f"{where}: {target} needs low-precision copies: policy.low must be given")
     given = [name for name in known if name in supply and name not in params]
     params |= {name: supply.get(name, role) for name in given if _wants(known[name], supply)}
     try:
@@ -236,6 +249,7 @@ def _build(settings: Mapping[str, Any], role: str, where: str, kind: type, suppl
         raise ConfigError(f"{where}: {_said(error)}") from error
     if not isinstance(part, kind):
         raise ConfigError(f"{where}._target_ = {target}: must be a {kind.__name__}")
+    check_verb(part, f"{where}: {target}")
     return part
 
 
@@ -284,24 +298,12 @@ def _said(error: BaseException) -> str:
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
 
-def _check_type(where: str, value: Any, parameter: inspect.Parameter) -> None:
-    """Refuse a value of another kind than the parameter's annotation, where that is a plain one."""
-    kinds: dict[str, tuple[type, ...]] = {
-        "bool": (bool,),
-        "int": (int,),
-        "float": (int, float),
-        "str": (str,),
-    }
-    annotation = parameter.annotation
-    word = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
-    if word not in kinds:
-        return
-    if not isinstance(value, kinds[word]) or (isinstance(value, bool) and word != "bool"):
-        raise ConfigError(f"{where} = {value}: must be a{'n' if word == 'int' else ''} {word}")
-
-
 def _locate(target: str, where: str) -> Callable[..., Any]:
     module_name, _, name = target.rpartition(".")
+    if not module_name:
+        raise ConfigError(
+            f"{where}._target_ = {target}: must name a class, as package.module.Class"
+        )
     try:
         module = import_module(module_name)
     except Exception as error:  # a user's module may fail in any way
@@ -309,7 +311,8 @@ def _locate(target: str, where: str) -> Callable[..., Any]:
             f"{where}._target_ = {target}: cannot be imported: {_said(error)}"
         ) from error
     if not callable(getattr(module, name, None)):
+        classes = [other for other in dir(module) if callable(getattr(module, other))]
         raise ConfigError(
-            f"{where}._target_ = {target}: no such class{did_you_mean(name, dir(module))}"
+            f"{where}._target_ = {target}: no such class{did_you_mean(name, classes)}"
         )
     return cast("Callable[..., Any]", getattr(module, name))

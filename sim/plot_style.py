@@ -26,6 +26,11 @@ _LOOKS = {
     "static": ("#E69F00", "v"),
     "fiddler": ("#D55E00", "D"),
     "saem": ("#CC79A7", "*"),
+    "ablation_base": ("#666666", "s"),
+    "stage_cache": ("#009E73", "s"),
+    "ablation_cpu": ("#E69F00", "D"),
+    "ablation_repack": ("#56B4E9", "v"),
+    "stage_oracle": ("#000000", "p"),
     "belady": ("#000000", "<"),
     "belady_bypass": ("#000000", ">"),
 }
@@ -37,6 +42,15 @@ def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
     """Return a figure of that many inches, and its axes."""
     figure, axes = plt.subplots(figsize=(width, height))
     return figure, axes
+
+
+def new_panels(
+    num_rows: int, num_columns: int, width: float, height: float
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure of so many panels, each of that many inches, and their axes row by row."""
+    size = (width * num_columns, height * num_rows + 0.9)
+    figure, axes = plt.subplots(num_rows, num_columns, figsize=size, squeeze=False)
+    return figure, list(axes.flat)
 
 
 def look(policy: str) -> tuple[str, str]:

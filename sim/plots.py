@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from sim.labels import Row, names
 from sim.league import league
 from sim.plot_style import caption, look, new_figure, save
+from sim.plots_relative import relative_by_cache
 from sim.report_league import league_figure
 
 _DASHES = ("-", "--", ":", "-.", (0, (6, 1)), (0, (1, 4)))
@@ -41,6 +42,9 @@ def plot_sweep(rows: Sequence[Row], folder: Path) -> list[Path]:
         baseline, standings = league(rows, rows[0].get("baseline"))
         if standings:
             drawn.append(save(league_figure(rows, baseline, standings), folder / "league"))
+        if standings and len({row["cache_ratio"] for row in rows}) > 1:
+            figure = relative_by_cache(rows, baseline)
+            drawn += [] if figure is None else [save(figure, folder / "relative_by_cache")]
     return drawn
 
 

@@ -222,7 +222,32 @@ def _details(row: Row) -> list[str]:
             f"right by the trace's annotation, and {_share(row['stage_recall'])} of those annotated "
             "were found."
         )
-    return lines + batch_lines(row) + ledger_lines(row) + _time_lines(row) + _notes([row])
+    return (
+        lines
+        + _distance_lines(row)
+        + batch_lines(row)
+        + ledger_lines(row)
+        + _time_lines(row)
+        + _notes([row])
+    )
+
+
+def _distance_lines(row: Row) -> list[str]:
+    """Say how far the optimum is and why, and what replay expert by expert would have said."""
+    lines = []
+    if row.get("gap_by_victim") is not None:
+        lines.append(
+            f"The optimum of this size hits {_share(row['belady_hit_rate'])}: of the distance "
+            f"{100 * row['gap_by_admission']:+.1f} pp is whom to keep out, and "
+            f"{100 * row['gap_by_victim']:+.1f} pp whom to drop."
+        )
+    if row.get("sequential_miss_rate") is not None and row["miss_rate"]:
+        inflation = row["sequential_miss_rate"] / row["miss_rate"] - 1
+        lines.append(
+            f"Misses {_share(row['miss_rate'])} by layer; expert by expert they would be "
+            f"{_share(row['sequential_miss_rate'])} ({100 * inflation:+.0f}%)."
+        )
+    return lines
 
 
 def _time_lines(row: Row) -> list[str]:

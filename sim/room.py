@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from numbers import Integral
+from typing import Any, NamedTuple
 
 from sim.policies.base import CachePolicy, Evictable
-from sim.residency import Residency
+from sim.residency import Residency, ResidencyError
 from sim.types import ConfigError, View
 
 
@@ -70,7 +71,11 @@ class Room:
             victim = cache.choose_victim(self._evictable, self._view)
             if victim is None:
                 return False
-            residency.replace(victim, key)
+            try:
+                residency.replace(victim, key)
+            except (ResidencyError, IndexError, TypeError):
+                self._check(victim, cache, self._pools[key], self._evictable)
+                raise
             cache.on_evict(victim)
             evicts.append(victim)
             if self.unused_prefetches:
@@ -82,7 +87,8 @@ class Room:
         """Give ``key`` room whatever the policy thinks of it; it only chooses who goes."""
         residency = self._residency
         while residency.shortage_bytes(key) > 0:
-            self._drop(self._victim(cache, self._evictable), cache, evicts)
+            victim = self._victim(cache, self._pools[key], self._evictable)
+            self._drop(victim, cache, evicts)
         residency.reserve(key)
         cache.on_insert(key, self._view)
 
@@ -94,12 +100,12 @@ class Room:
             return residency.pool_of_key[key] == pool and residency.is_resident(key)
 
         while lack_bytes > 0:
-            victim = self._victim(cache, droppable)
+            victim = self._victim(cache, pool, droppable)
             residency.unpin_for_good(victim)
             lack_bytes -= residency.expert_bytes(victim)
             self._drop(victim, cache, evicts)
 
-    def _victim(self, cache: CachePolicy, evictable: Evictable) -> int:
+    def _victim(self, cache: CachePolicy, pool: int, evictable: Evictable) -> int:
         victim = cache.choose_victim(evictable, self._view)
         if victim is None:
             victim = cache.give_up(evictable, self._view)
@@ -108,7 +114,17 @@ class Room:
                 f"policy: {type(cache).__name__}.give_up: names nobody though memory must be freed; "
                 "must return an evictable key while there is one"
             )
+        self._check(victim, cache, pool, evictable)
         return victim
+
+    def _check(self, victim: Any, cache: CachePolicy, pool: int, evictable: Evictable) -> None:
+        """Raise ConfigError if a policy names what cannot go."""
+        is_key = isinstance(victim, Integral) and 0 <= int(victim) < len(self._pools)
+        if not is_key or self._pools[victim] != pool or not evictable(victim):
+            raise ConfigError(
+                f"policy: {type(cache).__name__}.choose_victim: names {victim!r} to be dropped for layer "
+                f"{self._view.layer}: must be a key of its pool for which evictable holds, or None"
+            )
 
     def _drop(self, victim: int, cache: CachePolicy, evicts: list[int]) -> None:
         self._residency.evict(victim)
@@ -144,6 +160,7 @@ class Room:
             victim = cache.choose_victim(remains, self._view)
             if victim is None or victim == key:
                 return []
+            self._check(victim, cache, self._pools[key], remains)
             lack_bytes -= self._residency.expert_bytes(victim)
             victims.append(victim)
         return victims

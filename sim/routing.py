@@ -8,36 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.schema import GATE_COLUMNS, NO_EXPERT, Trace
+from sim.choices import FEW_TOKENS, Choices, Rows, TableOrRows, as_array, as_rows, used_keys
+from traces.schema import GATE_COLUMNS, NO_EXPERT
 
 if TYPE_CHECKING:
     from sim.types import KeySpace
-
-
-class Choices:
-    """What the routers said of one step's tokens in all layers; a column is read when it is asked for.
-
-    Parameters
-    ----------
-    trace
-        Where it is recorded.
-    rows
-        The step's tokens.
-    """
-
-    __slots__ = ("_columns", "_rows", "_trace")
-
-    def __init__(self, trace: Trace, rows: slice | NDArray[np.intp]) -> None:
-        self._trace = trace
-        self._rows = rows
-        self._columns: dict[str, NDArray[Any] | None] = {}
-
-    def column(self, name: str) -> NDArray[Any] | None:
-        """Return the step's part of a trace column, [num_tokens, num_layers, ...]; None if not recorded."""
-        if name not in self._columns:
-            whole = getattr(self._trace, name)
-            self._columns[name] = None if whole is None else whole[self._rows]
-        return self._columns[name]
 
 
 class LayerRouting:
@@ -69,7 +44,7 @@ class LayerRouting:
         self.experts = experts
         self.token_counts = token_counts
         self._choices = choices
-        self._own: tuple[NDArray[Any], NDArray[Any] | None, NDArray[np.bool_] | None] | None = None
+        self._own: tuple[TableOrRows, TableOrRows | None, TableOrRows | None] | None = None
         self._count: dict[int, int] | None = None
 
     def num_tokens(self, key: int) -> int:
@@ -83,17 +58,19 @@ class LayerRouting:
     @property
     def topk_ids(self) -> NDArray[np.integer] | None:
         """Experts by token and slot, int[num_tokens, top_k], NO_EXPERT in an unused slot."""
-        return self._own[0] if self._own is not None else self._recorded("expert_ids")
+        own = self._own
+        return self._recorded("expert_ids") if own is None else as_array(own[0], np.uint16)
 
     @property
     def topk_weights(self) -> NDArray[np.floating] | None:
         """Weights by token and slot as applied, float[num_tokens, top_k]; None if not recorded."""
-        return self._own[1] if self._own is not None else self._recorded("expert_weights")
+        own = self._own
+        return self._recorded("expert_weights") if own is None else as_array(own[1], np.float32)
 
     @property
     def low_slots(self) -> NDArray[np.bool_] | None:
         """Slots that are computed with a low-precision copy, bool[num_tokens, top_k]; None: none."""
-        return None if self._own is None else self._own[2]
+        return None if self._own is None else as_array(self._own[2], np.bool_)
 
     @property
     def router_logits(self) -> NDArray[np.floating] | None:
@@ -112,6 +89,54 @@ class LayerRouting:
             return None
         early: NDArray[np.integer] = whole[:, self.layer]
         return early
+
+    @property
+    def num_rows(self) -> int:
+        """Number of tokens whose choices are known one by one; 0 where those of none are."""
+        if self._own is not None:
+            return len(self._own[0])
+        ids = None if self._choices is None else self._choices.column("expert_ids")
+        return 0 if ids is None else len(ids)
+
+    @property
+    def has_scores(self) -> bool:
+        """Tell whether ``router_logits`` are recorded."""
+        return self._choices is not None and self._choices.column("router_logits") is not None
+
+    def id_rows(self) -> Rows | None:
+        """Return ``topk_ids`` as lists, which is faster for few tokens; not to be changed."""
+        return self._listed("expert_ids") if self._own is None else as_rows(self._own[0])
+
+    def weight_rows(self) -> Rows | None:
+        """Return ``topk_weights`` as lists; not to be changed."""
+        if self._own is None:
+            return self._listed("expert_weights")
+        return as_rows(as_array(self._own[1], np.float32))  # rounded as those of the array are
+
+    def low_rows(self) -> Rows | None:
+        """Return ``low_slots`` as lists; not to be changed."""
+        return None if self._own is None else as_rows(self._own[2])
+
+    def score_row(self, token: int) -> list[float] | None:
+        """Return a token's row of ``router_logits`` as a list; not to be changed."""
+        rows = self._listed("router_logits") if self.num_rows <= FEW_TOKENS else None
+        if rows is not None:
+            return rows[token]
+        logits = self.router_logits
+        if logits is None:
+            return None
+        row: list[float] = logits[token].tolist()
+        return row
+
+    def early_rows(self, distance: int = 1) -> Rows | None:
+        """Return :meth:`gate_ahead` as lists; not to be changed."""
+        if self._choices is None or not 1 <= distance <= len(GATE_COLUMNS):
+            return None
+        name = GATE_COLUMNS[distance - 1]
+        whole = self._choices.column(name)
+        if whole is None or self.layer + distance >= whole.shape[1]:
+            return None
+        return self._choices.rows(name, self.layer)
 
     def token_ids(self, expert: int, is_low: bool | None = None) -> NDArray[np.intp]:
         """Return the rows (token indices in the step) routed to ``expert``, an index in the layer.
@@ -132,40 +157,51 @@ class LayerRouting:
 
         A low-precision copy has the mass of the slots that use it.
         """
-        weights, ids = self.topk_weights, self.topk_ids
+        weights, ids = self.weight_rows(), self.id_rows()
         if weights is None or ids is None:
             return None
-        first, low = self.layer * num_experts, self.low_slots
-        if len(ids) == 1 and low is None:
-            row = zip(ids[0].tolist(), weights[0].tolist(), strict=True)
-            return {first + expert: weight for expert, weight in row if expert != NO_EXPERT}
-        used = ids != NO_EXPERT
-        keys = ids[used].astype(np.int64) + first
-        if low is not None:  # the experts of a layer and their low copies are far apart in keys
-            offset = max(self.experts, default=0) // num_experts * num_experts - first
-            keys = keys + np.where(low[used], offset, 0)
+        first, low = self.layer * num_experts, self.low_rows()
         found: dict[int, float] = {}
-        for key, weight in zip(keys.tolist(), weights[used].tolist(), strict=True):
-            found[key] = found.get(key, 0.0) + weight
+        if low is None:
+            if len(ids) == 1 and NO_EXPERT not in ids[0]:
+                found = dict(zip([first + expert for expert in ids[0]], weights[0], strict=True))
+                if len(found) == len(ids[0]):  # else two slots share an expert
+                    return found
+                found = {}
+            for row, masses in zip(ids, weights, strict=True):
+                for expert, weight in zip(row, masses, strict=True):
+                    if expert != NO_EXPERT:
+                        key = first + expert
+                        found[key] = found.get(key, 0.0) + weight
+            return found
+        # The experts of a layer and their low copies are far apart in keys.
+        shift = max(self.experts, default=0) // num_experts * num_experts - first
+        for row, masses, marks in zip(ids, weights, low, strict=True):
+            for expert, weight, is_low in zip(row, masses, marks, strict=True):
+                if expert != NO_EXPERT:
+                    key = first + expert + (shift if is_low else 0)
+                    found[key] = found.get(key, 0.0) + weight
         return found
 
     def rewritten(
         self,
         keys: KeySpace,
-        topk_ids: NDArray[np.integer],
-        topk_weights: NDArray[np.floating] | None,
-        low_slots: NDArray[np.bool_] | None = None,
+        topk_ids: NDArray[np.integer] | Rows,
+        topk_weights: NDArray[np.floating] | Rows | None,
+        low_slots: NDArray[np.bool_] | Rows | None = None,
     ) -> LayerRouting:
         """Return what a RoutingPolicy computes instead.
 
         ``topk_ids`` are indices in the layer, int[num_tokens, top_k], NO_EXPERT for a slot that is
         dropped; ``topk_weights`` the weights applied; ``low_slots`` which slots use a low-precision copy.
+        Each may be lists, one a token, which is faster for few tokens.
         """
         made = LayerRouting(
-            self.layer, *_used(keys, self.layer, topk_ids, low_slots), self._choices
+            self.layer, *used_keys(keys, self.layer, topk_ids, low_slots), self._choices
         )
         made._own = topk_ids, topk_weights, low_slots
-        return made
+        order = None if self._choices is None else self._choices.order
+        return made if order is None else order(made)
 
     def reordered(self, experts: Sequence[int], token_counts: Sequence[int]) -> LayerRouting:
         """Return the same choices with ``experts`` in another order, or some of them only."""
@@ -177,28 +213,8 @@ class LayerRouting:
         whole = None if self._choices is None else self._choices.column(name)
         return None if whole is None else whole[:, self.layer]
 
-
-def _used(
-    keys: KeySpace, layer: int, ids: NDArray[np.integer], low: NDArray[np.bool_] | None
-) -> tuple[list[int], list[int]]:
-    """Return the distinct keys of a layer's slots and how many tokens each serves."""
-    first = layer * keys.num_experts
-    if len(ids) == 1:
-        chosen = [first + expert for expert in ids[0].tolist() if expert != NO_EXPERT]
-        if low is not None:
-            marks = [
-                mark
-                for mark, e in zip(low[0].tolist(), ids[0].tolist(), strict=True)
-                if e != NO_EXPERT
-            ]
-            chosen = [keys.low(k) if mark else k for k, mark in zip(chosen, marks, strict=True)]
-        return chosen, [1] * len(chosen)
-    used = ids != NO_EXPERT
-    flat = ids[used].astype(np.int64) + first
-    if low is not None:
-        flat += np.where(low[used], keys.low(0), 0)
-    found, counts = np.unique(flat, return_counts=True)
-    return found.tolist(), counts.tolist()
+    def _listed(self, name: str) -> Rows | None:
+        return None if self._choices is None else self._choices.rows(name, self.layer)
 
 
 def ordering(name: str) -> Callable[[LayerRouting], LayerRouting] | None:
@@ -218,7 +234,7 @@ def ordering(name: str) -> Callable[[LayerRouting], LayerRouting] | None:
 
     def ordered(routing: LayerRouting) -> LayerRouting:
         pairs = zip(routing.experts, routing.token_counts, strict=True)
-        keys, counts = zip(*sorted(pairs, key=lambda pair: rank(*pair)), strict=True)
-        return routing.reordered(list(keys), list(counts))
+        ranked = sorted(pairs, key=lambda pair: rank(*pair))
+        return routing.reordered([key for key, _ in ranked], [tokens for _, tokens in ranked])
 
     return ordered

@@ -57,6 +57,10 @@ def run(config: DictConfig) -> float | None:
         _Outcome.sweep_folder = Path(settings.sweep.dir).absolute()
     try:
         summary = _run_point(config, folder, is_sweep)
+    except KeyboardInterrupt:
+        if not is_sweep:
+            _clean_up(folder)
+        raise
     except Exception as error:
         if _wants_traceback:
             raise

@@ -50,6 +50,10 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and value != ""
 
 
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(_is_text(name) for name in value)
+
+
 def _at_least(least: int) -> Rule:
     def is_good(value: Any) -> bool:
         return is_whole(value) and least <= value <= _LARGEST_COUNT
@@ -153,6 +157,7 @@ SETTINGS: dict[str, dict[str, Rule]] = {
         "what_if": _SWITCH,
         "sequential": _SWITCH,
         "baseline": _or_null(_TEXT),
+        "highlight": _or_null((_is_names, "must be a list of names of policies")),
     },
 }
 SINGLE: dict[str, Rule] = {"model": _GROUP, "machine": _GROUP, "engine": _GROUP, "estimate": _GROUP}

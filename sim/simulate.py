@@ -137,6 +137,7 @@ def _choices(config: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
         "lossy": policies.lossy,
         "assumed": policies.assumed,
         "baseline": config["output"]["baseline"],
+        "highlight": config["output"]["highlight"],
         "trace": config["trace"]["name"],
         "model": config["model"]["name"],
         "machine": config["machine"]["name"],

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.routing import Choices as Choices
+from sim.choices import Choices as Choices
 from sim.routing import LayerRouting as LayerRouting
 from traces.schema import DECODE, PREFILL
 from traces.schema import NO_EXPERT as NO_EXPERT
@@ -95,9 +95,9 @@ class KeySpace:
         return range(layer * self.num_experts, (layer + 1) * self.num_experts)
 
     def check(self, key: int, source: str) -> None:
-        """Raise ValueError if ``key``, which ``source`` named, is no expert's."""
+        """Raise ConfigError if ``key``, which ``source`` named, is no expert's."""
         if not 0 <= key < len(self):
-            raise ValueError(f"{source}: key = {key}: must be in [0, {len(self)})")
+            raise ConfigError(f"{source}: key = {key}: must be in [0, {len(self)})")
 
     def __len__(self) -> int:
         return self.num_layers * self.num_experts * self.num_copies
@@ -262,6 +262,11 @@ class View:
     def states(self) -> NDArray[np.uint8]:
         """Return where every expert is, uint8[num_keys], ABSENT to RESIDENT; for looking at many at once."""
         return np.frombuffer(memoryview(self._residency.state).toreadonly(), dtype=np.uint8)
+
+    def bank_states(self, bank: int) -> bytes:
+        """Return where each expert of a layer (or bank) is, ABSENT to RESIDENT, by index in the layer."""
+        first = bank * self.keys.num_experts
+        return bytes(self._residency.state[first : first + self.keys.num_experts])
 
     def expert_bytes(self, key: int) -> int:
         """Return the bytes of one expert's weights, in the precision of that copy."""

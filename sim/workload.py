@@ -220,7 +220,7 @@ class Workload:
         """Return the routing of every layer for one step of this workload."""
         trace, rows = self.trace, step.rows
         one = len(rows) == 1  # a view will do
-        choices = Choices(trace, slice(rows[0], rows[0] + 1) if one else rows)
+        choices = Choices(trace, slice(rows[0], rows[0] + 1) if one else rows, self._order)
         ids = choices.column("expert_ids")
         assert ids is not None
         routings = split_layers(ids, trace.meta.num_experts, choices)

@@ -99,6 +99,8 @@ class Noise(PrefetchPolicy):
 class ScriptedPlacement(PlacementPolicy):
     """Serves each missing key as the script says; LOAD where it says nothing."""
 
+    lossy = True  # a script may defer
+
     def __init__(self, script: Mapping[int, Service]) -> None:
         self._script = script
 

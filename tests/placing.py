@@ -10,17 +10,18 @@ from numpy.typing import NDArray
 
 from sim.policies.base import PlacementPolicy
 from sim.residency import Residency
-from sim.types import ExpertWork, KeySpace, LayerRouting, Phase, Service, StepInfo, View
+from sim.types import Choices, ExpertWork, KeySpace, LayerRouting, Phase, Service, StepInfo, View
 from tests.strategies import ConstantCosts
 
 KEYS = KeySpace(8, 8)
 
 
-class Columns:
+class Columns(Choices):
     """Recorded columns of one step, [num_tokens, num_layers, ...], by name."""
 
     def __init__(self, **columns: NDArray[Any]) -> None:
-        self._columns = columns
+        self._columns = dict(columns)
+        self._lists = {}
 
     def column(self, name: str) -> NDArray[Any] | None:
         return self._columns.get(name)

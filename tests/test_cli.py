@@ -122,13 +122,13 @@ def test_a_failing_point_is_told_and_the_others_are_kept(
     done = greenroom(
         "sim",
         "-m",
-        "cache.ratio=0.25,0.01",
+        "cache.ratio=0.25,1.01",
         f"trace.path={small_trace_file}",
         "hydra.sweep.dir=sweep",
         cwd=tmp_path,
     )
     assert done.returncode == 2
-    assert "cache.ratio = 0.01: gives 0 slots in pool 0" in done.stderr
+    assert "cache.ratio = 1.01: must be a number in [0, 1]" in done.stderr
     assert "Traceback" not in done.stderr
     assert len(pq.read_table(tmp_path / "sweep" / "results.parquet")) == 1
     assert files_below(tmp_path / "sweep" / "1")[-1] == "error.json"
@@ -246,6 +246,33 @@ def test_an_unknown_command_names_the_nearest(tmp_path: Path) -> None:
     done = greenroom("simm", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == "greenroom: error: command = simm: no such command; did you mean 'sim'?\n"
+
+
+@pytest.mark.parametrize("arguments", ["--help", "policies lru", "simm"])
+def test_a_reader_that_has_gone_is_no_error(arguments: str, tmp_path: Path) -> None:
+    command = f"{sys.executable} -m sim.cli {arguments} | true; exit ${{PIPESTATUS[0]}}"
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert done.returncode == (2 if arguments == "simm" else 0)
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
+    code = (
+        "import sys, sim.run\n"
+        "def stop(*_): raise KeyboardInterrupt\n"
+        "sim.run._run_point = stop\n"
+        "sys.exit(sim.run.main(['policy=lru']))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "greenroom sim: error: interrupted\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["sim", "--help"], ["record", "--help"]])

@@ -62,6 +62,8 @@ def test_every_experiment_composes(experiment: str) -> None:
             "policy.cache._target_=sim.polices.LRU",
             "policy/lru: cache._target_ = sim.polices.LRU: cannot be imported",
         ),
+        ("policy.cache._target_=LRU", "cache._target_ = LRU: must name a class, as package.module"),
+        ("policy.cache._target_=sim.policies.classic", "sim.policies.classic: no such class"),
         ("+policy.cache.size=3", "policy/lru: cache.size: sim.policies.classic.LRU has no such"),
         ("trace.path=null", "trace.path = None: must be a text that is not empty"),
         ("trace.path=pkg://nosuch/x", "trace.path = pkg://nosuch/x: no such package"),

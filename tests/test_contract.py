@@ -14,7 +14,7 @@ from sim.lockstep import run_lockstep
 from sim.metrics import Totals
 from sim.policies.classic import LRU
 from sim.simulate import simulate
-from sim.types import ConfigError
+from sim.types import ConfigError, LayerPlan
 from sim.workload import Workload
 from tests.configs import composed
 from tests.public_data import routing_file
@@ -107,6 +107,20 @@ def test_one_token_keeps_the_routers_order_unless_told() -> None:
     for order, expected in (("router", [3, 0]), ("index", [0, 3])):
         work = Workload(trace, expert_order=order)
         assert work.routings(next(work.steps()))[0].experts == expected
+
+
+def test_a_rewritten_event_keeps_the_order() -> None:
+    config = config_of("policy=cold_drop", "workload.batch_size=3", "workload.expert_order=tokens")
+    scenario, changed = build(config), 0
+
+    def look(plan: LayerPlan) -> None:
+        nonlocal changed
+        changed += plan.routing is not plan.recorded
+        counts = [plan.routing.num_tokens(key) for key in plan.routing.experts]
+        assert counts == sorted(counts, reverse=True)
+
+    run_lockstep(scenario.workload, scenario.offloader, look)
+    assert changed > 0
 
 
 # -- event-atomic and sequential -------------------------------------------------------------------

@@ -68,6 +68,16 @@ def test_a_service_that_an_expert_cannot_have_is_refused(
         counted(ScriptedEverywhere({key: service}))
 
 
+def test_only_a_policy_that_is_marked_lossy_may_defer() -> None:
+    class Unmarked(ScriptedPlacement):
+        lossy = False
+
+    with pytest.raises(
+        ValueError, match=r"^Unmarked\.place: DEFER .* must be marked lossy = True$"
+    ):
+        counted(Unmarked({5: Service.DEFER}))
+
+
 def test_a_policy_that_is_asked_about_misses_only_cannot_let_them_stay() -> None:
     with pytest.raises(ValueError, match=r"^ScriptedPlacement\.place: STAY for key = 5"):
         counted(ScriptedPlacement({5: Service.STAY}))

@@ -18,6 +18,7 @@ from sim.types import KeySpace, LayerPlan, LayerRouting, Phase, StepInfo
 from sim.workload import Workload
 from tests.prediction import ask, past
 from tests.strategies import FREE, Token, local_ids, make_trace, one_request, trace_of_ids
+from tests.tokens import view_of
 
 
 def predictor(requests: Sequence[Sequence[Token]], layers: int = 3, **parameters: Any) -> Any:
@@ -188,6 +189,17 @@ def test_the_fewest_visits_go_first_and_are_forgotten() -> None:
     assert list(plan(of, 5).evicts) == [0]
     assert list(plan(of, 0).evicts) == [5], "one visit"
     assert list(plan(of, 6).evicts) == [0], "its earlier visits are forgotten"
+
+
+def test_a_pool_of_low_copies_counts_its_own_keys() -> None:
+    cache, view = InCacheLFU(1, 4), view_of(4, num_copies=2)
+    cache.start(range(4, 8), 2, view)
+    for key in (4, 5):
+        cache.on_insert(key, view)
+    cache.on_hit([4], view)
+    assert cache.choose_victim(lambda _: True, view) == 5
+    cache.on_evict(5)
+    assert cache.choose_victim(lambda _: True, view) == 4
 
 
 def test_the_papers_cache_weighs_layer_share_and_frequency() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sim.league import league
+from sim.plots_relative import relative_by_cache
 from sim.report_league import league_figure, write_league
 from tests.test_report import row
 
@@ -82,3 +83,19 @@ def test_file_and_figure_show_every_standing(tmp_path: Path) -> None:
     axes = league_figure(rows(), baseline, standings).axes[0]
     widths = [patch.get_width() for patch in axes.patches]
     assert widths == pytest.approx([0.5, 1.0, 4.0])
+
+
+def test_relative_speeds_have_a_panel_a_setting_and_the_field_in_grey() -> None:
+    runs = [one | {"highlight": ["lru", "b"]} for one in rows()]
+    runs += [one | {"machine": "other", "tokens_per_s": 2 * one["tokens_per_s"]} for one in runs]
+    figure = relative_by_cache(runs, "lru")
+    assert figure is not None
+    assert [axes.get_title() for axes in figure.axes] == ["box", "other"]
+    lines = {line.get_label(): line.get_ydata().tolist() for line in figure.axes[1].lines}
+    assert lines == {"lru": [1.0, 1.0], "b": [2.0, 8.0], "the other policies": [0.5]}
+
+
+def test_no_tangle_is_drawn() -> None:
+    many = [row(f"p{place}", ratio) for place in range(10) for ratio in (0.25, 0.5)]
+    assert relative_by_cache(many, "p0") is None
+    assert relative_by_cache([one | {"highlight": ["p0", "p1"]} for one in many], "p0") is not None

@@ -73,6 +73,11 @@ def test_substituted_and_dropped_slots_keep_their_recorded_mass_apart() -> None:
     }  # fmt: skip
 
 
+def test_two_slots_that_become_one_expert_are_computed_once() -> None:
+    kl = log((exp(4) + exp(3) + exp(2)) / (exp(4) + exp(0)))
+    assert entered(ONE, [[0, 4, 4]])["route_kl_millionths"] == round(1e6 * kl)
+
+
 def test_low_and_late_slots_are_told_beside_what_changed() -> None:
     found = entered(ONE, [[0, 4, 2]], [[False, True, True]], deferred=[2 + 8, 0])
     assert (found["substituted_slots"], found["substituted_mass_millionths"]) == (1, 250_000)

@@ -13,7 +13,7 @@ from hwmodels.units import transfer_ns
 from sim.build import build
 from sim.simulate import simulate
 from sim.timeline import Timeline
-from sim.types import LayerPlan
+from sim.types import ConfigError, LayerPlan
 from tests.configs import composed
 
 LOW = (
@@ -91,3 +91,11 @@ def test_every_kind_of_machine_runs_low_copies(
     parts = (made.workload, made.offloader, made.costs, made.hardware)
     Timeline(*parts, on_plan=check).run()
     assert min(used[True], used[False]) > 0
+
+
+def test_a_policy_that_needs_low_copies_is_refused_without_them() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"^policy/hobbit: routing: .*HobbitPrecision needs .*policy\.low must be given",
+    ):
+        build(composed("policy=hobbit", "policy.low=null"))

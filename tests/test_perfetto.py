@@ -255,7 +255,9 @@ BREAKS: list[tuple[Callable[[Any], Any], str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "message"), BREAKS, ids=lambda x: str(x)[:30])
+@pytest.mark.parametrize(
+    ("spoil", "message"), BREAKS, ids=lambda x: x[:30] if isinstance(x, str) else "spoil"
+)
 def test_the_checker_finds_each_kind_of_fault(
     spoil: Callable[[Any], Any], message: str | None, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from sim.workload import Workload, select_requests
 from tests.configs import composed
 from tests.prediction import ask, past, slot_overlap
 from tests.strategies import make_trace, one_request
+from tests.tokens import routing_of, view_of
 from traces.schema import NO_EXPERT, Trace
 
 
@@ -96,6 +97,14 @@ def test_gates_of_later_layers_have_columns_of_their_own() -> None:
 def test_a_gate_that_was_not_recorded_is_an_error() -> None:
     with pytest.raises(ValueError, match="does not tell what gates 1 layers ahead"):
         ask(one_request([[[0], [1]]]), NextGate(), 1)
+
+
+def test_the_hottest_are_counted_whatever_their_precision() -> None:
+    view, hottest = view_of(4, num_tokens=2, num_copies=2), HottestK(1, 4)
+    ids = np.array([[0, 1], [0, 2]], np.uint16)
+    low = np.array([[False, True], [True, False]])
+    hottest.observe(routing_of(ids.tolist()).rewritten(view.keys, ids, None, low), view)
+    assert hottest.scores(0, view).tolist() == [2, 1, 1, 0]
 
 
 # -- the table -------------------------------------------------------------------------------------

@@ -95,6 +95,10 @@ def test_the_best_are_those_above_the_threshold(
 # -- next layers -----------------------------------------------------------------------------------
 
 
+def test_an_event_without_experts_names_none() -> None:
+    assert best([3.0, 1.0], 0, 0.0) == []
+
+
 def test_the_nearest_layer_comes_first_and_what_is_there_is_passed_over() -> None:
     told = Told({1: [0, 9, 8, 0], 2: [7, 0, 0, 6], 3: [0, 0, 5, 0]})
     of = offloader(4, LRU, 4, prefetch=NextLayers(told, width=2, distance=3))

@@ -191,3 +191,16 @@ def test_policies_look_alike_in_every_figure() -> None:
     looks = [plot_style.look(policy) for policy in plot_style._LOOKS]
     assert len(set(looks)) == len(looks)
     assert plot_style.look("my_own") == plot_style.look("my_own")
+
+
+def test_distances_are_told_in_words() -> None:
+    known = row(
+        belady_hit_rate=0.5, gap_by_admission=0.1, gap_by_victim=-0.02,
+        miss_rate=0.4, sequential_miss_rate=0.5,
+    )  # fmt: skip
+    assert report._distance_lines(known) == [
+        "The optimum of this size hits 50.0%: of the distance +10.0 pp is whom to keep out, and -2.0 pp "
+        "whom to drop.",
+        "Misses 40.0% by layer; expert by expert they would be 50.0% (+25%).",
+    ]
+    assert report._distance_lines(row()) == []

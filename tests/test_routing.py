@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from math import exp, log
 
+import numpy as np
 import pytest
 
 from sim.policies.bonus import CECAR, Deadband, SigmaBias
 from sim.policies.routing import CachePrior, CumulativeSum, MaxRank
-from sim.types import Phase, StepInfo
+from sim.types import KeySpace, LayerRouting, Phase, StepInfo
 from tests.tokens import NO, Past, rewritten, routing_of, view_of
 
 SCORES = [5.0, 4.0, 3.0, 2.5, 1.0, 0.0]
@@ -147,3 +148,35 @@ class TestBonuses:
         scores = [3.0, 2.0, 1.6, 1.55] if mode != "warm" else [3.0, 2.0, 1.6, 1.5]
         ids, _ = rewritten(policy, routing_of([[0, 1]], None, [scores]), view)
         assert ids == [slots]
+
+
+class TestTwoSlotsOfOneExpert:
+    KEYS = KeySpace(2, 8, 2)
+
+    def routing(
+        self,
+        ids: list[list[int]],
+        weights: list[list[float]] | None = None,
+        low: list[list[bool]] | None = None,
+    ) -> LayerRouting:
+        shares = None if weights is None else np.array(weights, np.float32)
+        marks = None if low is None else np.array(low)
+        return LayerRouting(1, (), ()).rewritten(self.KEYS, np.array(ids, np.uint16), shares, marks)
+
+    @pytest.mark.parametrize("others", [[], [[6, 2, NO]]])
+    def test_a_token_needs_the_expert_once(self, others: list[list[int]]) -> None:
+        made = self.routing([[5, 2, 5], *others])
+        counts = dict(zip(made.experts, made.token_counts, strict=True))
+        assert counts == ({13: 1, 10: 2, 14: 1} if others else {13: 1, 10: 1})
+        assert len(made.experts) == len(counts)
+
+    @pytest.mark.parametrize("others", [[], [[5, 2, NO]]])
+    def test_its_copies_of_either_precision_are_two(self, others: list[list[int]]) -> None:
+        low = [[True, False, False], [False] * 3][: 1 + len(others)]
+        made = self.routing([[5, 5, 5], *others], low=low)
+        counts = dict(zip(made.experts, made.token_counts, strict=True))
+        assert counts == ({29: 1, 13: 2, 10: 1} if others else {29: 1, 13: 1})
+
+    def test_it_has_the_mass_of_both(self) -> None:
+        made = self.routing([[5, 2, 5]], [[0.5, 0.25, 0.125]])
+        assert made.masses(8) == {13: 0.625, 10: 0.25}

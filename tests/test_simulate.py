@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow.parquet as pq
 import pytest
 
 from sim.counter import STEP_COLUMNS
 from sim.metrics import RunTables
+from sim.policies.classic import LRU
 from sim.requests import REQUEST_COLUMNS, Outcome
 from sim.simulate import simulate
-from sim.types import ConfigError
+from sim.types import ConfigError, View
 from tests.configs import composed
 
 OPEN = ("workload.arrivals=poisson", "workload.rate_per_s=2", "workload.batch_size=3")
@@ -146,3 +148,24 @@ def test_a_killed_run_is_cleared_away_by_the_next_one(
     mine.touch()  # of a process that lives
     run(small_trace_file, folder=tmp_path)
     assert (dead.exists(), mine.exists()) == (False, True)
+
+
+class Watched(LRU):
+    """Keeps which experts an event used, as the view of host memory says."""
+
+    seen: ClassVar[list[tuple[int, Sequence[int]]]] = []
+
+    def on_insert(self, key: int, view: View) -> None:
+        super().on_insert(key, view)
+        self.seen.append((view.layer, view.routing.experts))
+
+
+def test_the_policy_of_host_memory_sees_the_event(small_trace_file: Path) -> None:
+    config = composed(f"trace.path={small_trace_file}", "cache.host_bytes=3e8", "model=olmoe_1b_7b")
+    config["policy"]["host"] = {"_target_": f"{__name__}.Watched"}
+    Watched.seen.clear()
+    simulate(config)
+    in_run = [(layer, experts) for layer, experts in Watched.seen if experts]
+    assert in_run
+    assert {layer for layer, _ in in_run} == {experts[0] // 16 for _, experts in in_run}
+    assert all(experts[0] // 16 == layer for layer, experts in in_run)

@@ -99,11 +99,11 @@ def test_a_wrong_tiling_is_refused(
 
 def test_calibration_keeps_its_requests_whatever_they_are_made_into(small_trace: Trace) -> None:
     settings = composed("workload.length=[10,6]", "workload.cut=true")["workload"]
-    workload = Workload.from_settings(settings, small_trace, kept_back=(1, 5))
+    workload = Workload.from_settings(settings, small_trace, kept_back=[(1, 5)])
     assert [r.source_id for r in workload.requests] == [0, 0, 0, 5, 5, 5]
     assert [r.request_id for r in workload.requests] == [0, 1, 2, 3, 4, 5]
     settings["requests"] = [1, 2]
-    workload = Workload.from_settings(settings, small_trace, kept_back=(1, 5))
+    workload = Workload.from_settings(settings, small_trace, kept_back=[(1, 5)])
     assert {r.source_id for r in workload.requests} == {1}, "asked for by name"
 
 

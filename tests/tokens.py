@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import numpy as np
 
+from sim.choices import Choices
 from sim.policies.base import RoutingPolicy
 from sim.policies.history import PastRequest
 from sim.residency import Residency
-from sim.routing import Choices
 from sim.types import LOADING, NO_EXPERT, RESIDENT, KeySpace, LayerRouting, Phase, StepInfo, View
 from tests.strategies import ConstantCosts
 

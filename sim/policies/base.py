@@ -31,6 +31,8 @@ class Policy:
     """True for a policy whose accuracy is set, not earned: runs of it are labelled."""
     needs: ClassVar[tuple[str, ...]] = ()
     """Optional trace columns without which the policy cannot work."""
+    needs_low: ClassVar[bool] = False
+    """True for a policy that cannot work without low-precision copies (``policy.low``)."""
 
     def begin_step(self, view: View) -> None:
         """Learn that a step begins; ``view.step`` tells which."""
@@ -134,8 +136,8 @@ class PlacementPolicy(Policy):
         A missing expert may be answered LOAD, BYPASS, CPU or DEFER, one marked ``resident`` STAY or CPU.
         A hit on the CPU is still a hit, and stays where it is; where host memory does not keep what the
         GPU holds (exclusive), it is served as STAY. A prefetch whose expert runs on the CPU goes on, but
-        nobody waits for it. DEFER is served as CPU in the last layer, and where host memory is a cache
-        above storage without room to keep the expert for another layer.
+        nobody waits for it. DEFER is for classes marked ``lossy``; it is served as CPU in the last layer,
+        and where host memory is a cache above storage without room to keep the expert for another layer.
         """
         raise NotImplementedError
 

@@ -97,7 +97,7 @@ class Deadband(Reselection):
 
     def swap(self, picks: list[int], scores: list[float], view: View) -> dict[int, int]:
         """Return what brings in the experts with the highest score, residents favoured."""
-        return favour(picks, scores, self.states, self.margin, 0)
+        return favour(picks, scores, self.here, self.margin, 0)
 
 
 class SigmaBias(Reselection):

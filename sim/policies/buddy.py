@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sim.policies.history import History
 from sim.policies.rewriter import Choice, Table, TokenRewriter
-from sim.types import NO_EXPERT, RESIDENT, LayerRouting, View
+from sim.types import NO_EXPERT, RESIDENT, ConfigError, LayerRouting, View
 
 
 class BuddyTable:
@@ -98,7 +98,7 @@ class BuddyMoE(TokenRewriter):
                 raise ValueError(f"{name} = {ratio}: must be in [0, 1]")
         if replacements < 1:
             raise ValueError(f"replacements = {replacements}: must be >= 1")
-        if eta < 0.0:
+        if not eta >= 0.0:
             raise ValueError(f"eta = {eta}: must be >= 0")
         self.cpu_share, self.replacements, self.eta = cpu_share, replacements, eta
         self._buddies = BuddyTable(calibration, share, most)
@@ -111,8 +111,9 @@ class BuddyMoE(TokenRewriter):
             return
         logits = routing.router_logits
         if logits is None:
-            raise ValueError(
-                f"eta = {self.eta}: the trace has no router_logits: must be recorded with --logits, or eta 0"
+            raise ConfigError(
+                f"BuddyMoE: eta = {self.eta}: the trace has no router_logits: must be recorded with "
+                "--logits, or eta 0"
             )
         scores = logits[: len(rows)].astype(np.float32)
         spread = scores.std(axis=1, keepdims=True)

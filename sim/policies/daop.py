@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import exp
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,16 +123,15 @@ class DAOPRouting(TokenRewriter):
         self._order: dict[int, list[int]] = {}
         self._early: Table | None = None  # what the layer before said of the next one
         self._picks: Table | None = None
-        self._scores: NDArray[Any] | None = None
+        self._routing: LayerRouting | None = None  # where it knows the router's scores
         self._layer = -1
 
     def meet(self, routing: LayerRouting, rows: Table, weights: Table | None, view: View) -> None:
         """Take what the layer before said of this one, and note what this one says of the next."""
         follows = routing.layer >= self.first_layer and routing.layer == self._layer + 1
         self._picks = self._early if follows else None
-        self._scores = routing.router_logits if self._picks is not None else None
-        early = routing.gate_ahead(1) if routing.layer + 1 >= self.first_layer else None
-        self._early = None if early is None else early[: len(rows)].tolist()
+        self._routing = routing if follows and routing.has_scores else None
+        self._early = routing.early_rows(1) if routing.layer + 1 >= self.first_layer else None
         self._layer = routing.layer
 
     def choose(
@@ -143,10 +142,10 @@ class DAOPRouting(TokenRewriter):
             return None
         picks = [expert for expert in self._picks[token] if expert != NO_EXPERT]
         states = self.states
-        if not any(states[pick] == RESIDENT for pick in picks):
+        if RESIDENT not in [states[pick] for pick in picks]:
             best = self._best_resident(token, picks, view)
             picks = picks if best is None else [*picks[:-1], best]
-        if all(pick in experts for pick in picks):
+        if not [pick for pick in picks if pick not in experts]:
             return None
         slots = refilled(experts, picks)
         return slots, self._weigh(token, slots, picks, weights), None
@@ -154,8 +153,9 @@ class DAOPRouting(TokenRewriter):
     def _best_resident(self, token: int, picks: list[int], view: View) -> int | None:
         """Return the expert on the GPU that scores highest; None if there is none."""
         layer = view.layer
-        if self._scores is not None:
-            order = np.argsort(-self._scores[token], kind="stable").tolist()
+        scores = self._scores_of(token)
+        if scores is not None:
+            order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
         elif layer in self._order:
             order = self._order[layer]
         else:
@@ -170,14 +170,18 @@ class DAOPRouting(TokenRewriter):
         """Return the weights of the slots, of the same sum as the recorded ones."""
         if weights is None:
             return None
-        if self._scores is None:
+        scores = self._scores_of(token)
+        if scores is None:
             by_rank = dict(zip(picks, sorted(weights, reverse=True), strict=False))
             return [by_rank.get(expert, 0.0) for expert in slots]
-        scores = self._scores[token]
-        top = max(float(scores[pick]) for pick in picks)
-        values = [0.0 if e == NO_EXPERT else exp(float(scores[e]) - top) for e in slots]
+        top = max([scores[pick] for pick in picks])
+        values = [0.0 if e == NO_EXPERT else exp(scores[e] - top) for e in slots]
         scale = sum(weights) / sum(values)
         return [value * scale for value in values]
+
+    def _scores_of(self, token: int) -> list[float] | None:
+        """Return the router's scores where they are recorded and the early picks are used."""
+        return None if self._routing is None else self._routing.score_row(token)
 
 
 def _check_first_layer(first_layer: int) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-import numpy as np
-
 from sim.policies.base import PlacementPolicy
 from sim.types import ExpertWork, LayerRouting, Service, View
 
@@ -47,20 +45,14 @@ class ExpertDeferral(PlacementPolicy):
 
     def _needed_now(self, routing: LayerRouting, view: View) -> set[int]:
         """Return the keys that some token counts among its heaviest."""
-        ids, weights = routing.topk_ids, routing.topk_weights
-        if ids is None:
+        rows, weight_rows = routing.id_rows(), routing.weight_rows()
+        if rows is None:
             raise ValueError(f"layer {routing.layer}: deferral needs the choices of each token")
         first = routing.layer * view.keys.num_experts
-        protected = max(0, ids.shape[1] - self.num_deferred)
-        if len(ids) > 1:
-            heaviest = ids[:, :protected]
-            if weights is not None:
-                order = np.argsort(-weights, axis=1, kind="stable")[:, :protected]
-                heaviest = ids[np.arange(len(ids))[:, None], order]
-            return {first + expert for expert in set(heaviest.ravel().tolist())}
-        row: list[int] = ids[0].tolist()
-        if weights is not None:
-            weight = weights[0].tolist()
-            slots = sorted(range(len(row)), key=weight.__getitem__, reverse=True)
-            row = [row[slot] for slot in slots]
-        return {first + expert for expert in row[:protected]}
+        protected, needed = max(0, len(rows[0]) - self.num_deferred), set[int]()
+        for token, row in enumerate(rows):
+            slots: Sequence[int] = range(len(row))
+            if weight_rows is not None:  # of equals the first slots
+                slots = sorted(slots, key=weight_rows[token].__getitem__, reverse=True)
+            needed.update([first + row[slot] for slot in slots[:protected]])
+        return needed

@@ -88,7 +88,7 @@ class SensitivityDrop(TokenRewriter):
         """Return the token without the picks that the layer can spare."""
         known = weighed(weights, self)
         used = [slot for slot, expert in enumerate(experts) if expert != NO_EXPERT]
-        used.sort(key=lambda slot: known[slot])
+        used.sort(key=known.__getitem__)
         room, spared = self._bounds[view.layer] * sum(known), list[int]()
         for slot in used[:-1]:
             room -= known[slot]
@@ -133,7 +133,7 @@ class SkipUnimportant(TokenRewriter):
 def before_each(experts: Sequence[int], weights: Sequence[float]) -> list[tuple[int, float]]:
     """Return (slot, share of the weight before it) of the used slots in falling order of weight."""
     used = [slot for slot, expert in enumerate(experts) if expert != NO_EXPERT]
-    used.sort(key=lambda slot: -weights[slot])
+    used.sort(key=weights.__getitem__, reverse=True)  # equals stay in order
     total, found, before = sum(weights) or 1.0, list[tuple[int, float]](), 0.0
     for slot in used:
         found.append((slot, before / total))

@@ -97,12 +97,11 @@ class _Sequence:
         self.ahead -= self.inverse[layer] * self.products[layer]
         row = self.counts[layer]
         if len(ids) == 1:
-            used = ids[0]
-            if used.max() == NO_EXPERT:
-                used = used[used != NO_EXPERT]
-            self.squares[layer] += 2.0 * float(row[used].sum()) + len(used)
-            row[used] += 1.0
-            self.products[layer] += units[layer][used].sum(axis=0)
+            used = [expert for expert in ids[0].tolist() if expert != NO_EXPERT]
+            before = row[used]
+            self.squares[layer] += 2.0 * sum(before.tolist()) + len(used)
+            row[used] = before + 1.0
+            self.products[layer] += np.add.reduce(units[layer].take(used, axis=0), axis=0)
         else:
             new = np.bincount(ids[ids != NO_EXPERT], minlength=len(row)).astype(np.float32)
             row += new

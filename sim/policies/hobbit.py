@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from sim.policies.base import Evictable, Predictor
+from sim.policies.prefetch import expected
 from sim.policies.ranking import LayeredCache
 from sim.types import LayerRouting, View
 
@@ -116,12 +115,21 @@ class HOBBIT(LayeredCache):
 
     def choose_victim(self, evictable: Evictable, view: View) -> int | None:
         """Return the evictable member of lowest priority, one that is not expected soon if possible."""
-        if self._predictor is not None and self.mask_layers:
-            masked = self._expected(self._predictor, view)
+        if self._predictor is not None and self._is_ahead(view):
+            masked = self._masked
+            if self._masked_event != view.event:
+                masked = self._expected(self._predictor, view)
             victim = super().choose_victim(lambda key: key not in masked and evictable(key), view)
             if victim is not None:
                 return victim
         return super().choose_victim(evictable, view)
+
+    def _is_ahead(self, view: View) -> bool:
+        """Tell whether the pool has experts of the layers that are masked."""
+        if len(self._layers) > 1 or not self.mask_layers:
+            return self.mask_layers > 0
+        num_layers = view.keys.num_layers
+        return ((self._layers[0] - view.layer) % num_layers or num_layers) <= self.mask_layers
 
     def _begin_step(self, view: View) -> None:
         requests = frozenset(view.step.request_ids)
@@ -134,16 +142,13 @@ class HOBBIT(LayeredCache):
         self._tokens += view.step.num_tokens
 
     def _expected(self, predictor: Predictor, view: View) -> frozenset[int]:
-        """Return the keys that the predictor expects in the next layers, worked out once an event."""
-        if self._masked_event != view.event:
-            self._masked_event = view.event
-            shift = self._all_keys if self._is_low else 0
-            found: list[int] = []
-            for ahead in range(1, self.mask_layers + 1):
-                layer = (view.layer + ahead) % view.num_layers
-                scores = np.asarray(predictor.scores(layer, view))
-                likeliest = np.argsort(-scores, kind="stable")[: self._top_k]
-                first = layer * view.num_experts + shift
-                found += (likeliest[scores[likeliest] > 0.0] + first).tolist()
-            self._masked = frozenset(found)
+        """Return the keys that the predictor expects in the next layers; once an event."""
+        self._masked_event = view.event
+        shift = self._all_keys if self._is_low else 0
+        found: list[int] = []
+        for ahead in range(1, self.mask_layers + 1):
+            layer = (view.layer + ahead) % view.num_layers
+            first = layer * view.num_experts + shift
+            found += [first + e for e in expected(predictor, layer, self._top_k, view)]
+        self._masked = frozenset(found)
         return self._masked

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sim.policies.base import Predictor
 from sim.policies.history import History
 from sim.policies.predictors import LastTokens, chosen_ids
-from sim.types import NO_EXPERT, LayerRouting, View
+from sim.types import NO_EXPERT, ConfigError, LayerRouting, View
 
 _BATCH = 256
 _DECAYS = 0.9, 0.999  # of Adam's moments, as in its paper
@@ -179,12 +179,12 @@ class LearnedPredictor(Predictor):
 
         Raises
         ------
-        ValueError
+        ConfigError
             For another distance than the one trained for.
         """
         ahead = (layer - view.layer) % view.num_layers or view.num_layers
         if ahead != self.distance:
-            raise ValueError(
+            raise ConfigError(
                 f"LearnedPredictor: asked for {ahead} layers ahead: must be distance = {self.distance}"
             )
         now = chosen_ids(view.routing, view.num_experts)

@@ -26,6 +26,7 @@ class HobbitPrecision(TokenRewriter):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("expert_weights",)
+    needs_low: ClassVar[bool] = True
 
     def __init__(self, high_below: float = 0.6, low_below: float = 0.9) -> None:
         if not 0.0 <= high_below <= low_below <= 1.0:
@@ -47,13 +48,15 @@ class HobbitPrecision(TokenRewriter):
             before_each(experts, weighed(None if weights is None else weights[token], self))
             for token, experts in enumerate(rows)
         ]
-        first = view.keys.low(routing.layer * view.num_experts)
-        self._low_states = view.states()[first : first + view.num_experts].tobytes()
+        self._low_states = view.bank_states(view.num_layers + routing.layer)
+        self._high = set()
+        if view.step.num_tokens == 1:
+            return
         # Prompt tokens of the same step are computed in high precision too.
-        ids = routing.topk_ids
+        ids = routing.id_rows()
         assert ids is not None
-        prompt = ids[len(rows) :].ravel().tolist() if len(ids) > len(rows) else []
-        self._high = {expert for expert in prompt if expert != NO_EXPERT}
+        for experts in ids[len(rows) :]:
+            self._high.update(experts)
         for experts, shares in zip(rows, self._shares, strict=True):
             self._high |= {experts[slot] for slot, before in shares if before <= self.high_below}
 
@@ -65,7 +68,7 @@ class HobbitPrecision(TokenRewriter):
         low, skipped = list[int](), list[int]()
         for slot, before in self._shares[token]:
             expert = experts[slot]
-            if expert in self._high or states[expert]:
+            if before <= self.high_below or states[expert] or expert in self._high:
                 continue
             if before <= self.low_below or low_states[expert]:
                 low.append(slot)

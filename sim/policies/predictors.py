@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.policies.base import Predictor
-from sim.types import LayerRouting, Phase, StepInfo, View
+from sim.types import ConfigError, LayerRouting, Phase, StepInfo, View
 
 _LEAST_DECAY = 0.01  # as in LFU: below it only the last step counts
 _HEAVIEST = 1e200  # weights of counts are scaled back before floats overflow
@@ -69,11 +70,9 @@ class Listed(Predictor):
         return None
 
 
-def _named(ids: NDArray[np.integer] | None, num_experts: int) -> list[int] | None:
+def _named(rows: list[list[int]], num_experts: int) -> list[int] | None:
     """Return the experts of a single row in order; None for several rows."""
-    if ids is None:
-        return []
-    return [expert for expert in ids[0].tolist() if expert < num_experts] if len(ids) == 1 else None
+    return [expert for expert in rows[0] if expert < num_experts] if len(rows) == 1 else None
 
 
 class LastTokens:
@@ -129,12 +128,14 @@ class NextGate(Listed):
     1 to 3; nothing is said of the next step.
     """
 
+    needs: ClassVar[tuple[str, ...]] = ("next_gate_ids",)
+
     def scores(self, layer: int, view: View) -> NDArray[np.floating]:
         """Return how many tokens the gate gives to each expert, float64[num_experts].
 
         Raises
         ------
-        ValueError
+        ConfigError
             If the trace holds no choices of gates at that distance.
         """
         ids = self._spoken(layer, view)
@@ -142,7 +143,13 @@ class NextGate(Listed):
 
     def listed(self, layer: int, view: View) -> Sequence[int] | None:
         """Return what the gate picks for a single token, best first."""
-        return _named(self._spoken(layer, view), view.num_experts)
+        distance = layer - view.layer
+        if view.step.num_tokens > 1:
+            return None
+        rows = view.routing.early_rows(distance) if distance > 0 else []
+        if rows is None:
+            raise _unspoken(distance)
+        return _named(rows, view.keys.num_experts) if rows else []
 
     def _spoken(self, layer: int, view: View) -> NDArray[np.integer] | None:
         distance = layer - view.layer
@@ -150,11 +157,15 @@ class NextGate(Listed):
             return None
         ids = view.routing.gate_ahead(distance)
         if ids is None:
-            raise ValueError(
-                f"NextGate: the trace does not tell what gates {distance} layers ahead would choose: "
-                "must be recorded with it"
-            )
+            raise _unspoken(distance)
         return ids
+
+
+def _unspoken(distance: int) -> ConfigError:
+    return ConfigError(
+        f"NextGate: the trace does not tell what gates {distance} layers ahead would choose: "
+        "must be recorded with it"
+    )
 
 
 class NextGate2(NextGate):
@@ -190,7 +201,8 @@ class PreviousToken(Listed):
 
     def listed(self, layer: int, view: View) -> Sequence[int] | None:
         """Return what a single last token chose, in the router's order."""
-        return _named(self._last.rows(layer, layer > view.layer), view.num_experts)
+        rows = self._last.rows(layer, layer > view.layer)
+        return [] if rows is None else _named(rows.tolist(), view.num_experts)
 
 
 class HottestK(Predictor):
@@ -219,9 +231,12 @@ class HottestK(Predictor):
             self._weight = 1.0
 
     def observe(self, routing: LayerRouting, view: View) -> None:
-        """Count the event's uses."""
+        """Count the event's uses, of a copy in either precision."""
         counts = routing.token_counts
-        if view.step.num_tokens == 1:
+        if view.keys.num_copies > 1:  # both copies of an expert may be used
+            experts = [view.keys.high(key) for key in routing.experts]
+            np.add.at(self._count, experts, np.asarray(counts) * self._weight)
+        elif view.step.num_tokens == 1:
             self._count[routing.experts] += self._weight
         else:
             self._count[routing.experts] += np.asarray(counts) * self._weight

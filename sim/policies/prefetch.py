@@ -20,6 +20,8 @@ from sim.types import LayerRouting, View
 def best(scores: Sequence[float] | NDArray[np.floating], width: int, threshold: float) -> list[int]:
     """Return at most ``width`` indices by falling score, those above ``threshold``, equals by index."""
     values = np.asarray(scores)
+    if width < 1:  # an event of which nothing is computed names no width
+        return []
     if width < len(values):
         least = np.partition(values, len(values) - width)[len(values) - width]
         places = np.flatnonzero(values >= least if least > threshold else values > threshold)
@@ -98,7 +100,7 @@ class NextLayers(PrefetchPolicy):
         """Return what is expected of the layers ahead, best first within a layer."""
         found: list[int] = []
         width = self.width or len(routing.experts)
-        num_layers, num_experts = view.num_layers, view.num_experts
+        num_layers, num_experts = view.keys.num_layers, view.keys.num_experts
         for ahead in range(self.first, min(self.distance, num_layers) + 1):
             target = (routing.layer + ahead) % num_layers
             names = expected(self._predictor, target, width, view, self.threshold)
@@ -139,6 +141,8 @@ class Impact(PrefetchPolicy):
     def propose(self, routing: LayerRouting, view: View) -> Sequence[int]:
         """Return the absent experts expected of the next layer, the largest impact first."""
         layer = (routing.layer + 1) % view.num_layers
+        if view.step.num_tokens == 1 and isinstance(self._predictor, Listed):
+            return self._of_one_token(self._predictor, layer, view)
         scores = np.asarray(self._predictor.scores(layer, view))
         base = layer * view.num_experts
         names = best(scores, self.width or len(routing.experts), 0.0)
@@ -154,6 +158,12 @@ class Impact(PrefetchPolicy):
         ends = {n: _end_ns([*here, n], _without(away, n), layer, view) for n in sizes}
         absent.sort(key=lambda expert: ends[tokens[expert]])  # stable: by score where equal
         return [base + expert for expert in absent]
+
+    def _of_one_token(self, predictor: Predictor, layer: int, view: View) -> list[int]:
+        """Return the same where each expert serves one token, so that all have the same impact."""
+        base, width = layer * view.num_experts, self.width or len(view.routing.experts)
+        named = expected(predictor, layer, width, view)
+        return [base + expert for expert in named if not view.is_resident(base + expert)]
 
 
 def _without(sizes: Sequence[int], size: int) -> list[int]:

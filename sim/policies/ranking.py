@@ -45,14 +45,22 @@ class LazyHeap:
 
     def lowest(self, evictable: Evictable) -> tuple[Any, int] | None:
         """Return (score, key) of the lowest key for which ``evictable`` holds; None if there is none."""
-        heap = self._heap
+        heap, known, score = self._heap, self._entry, self._score
         aside: list[tuple[Any, int]] = []
         found = None
-        while self._freshen():
-            if evictable(heap[0][1]):
-                found = heap[0]
+        while heap:  # as _freshen, which would be a call for each
+            top = heap[0]
+            key = top[1]
+            if known.get(key) is not top:
+                heapq.heappop(heap)
+            elif (now := score(key)) != top[0]:
+                known[key] = entry = (now, key)
+                heapq.heapreplace(heap, entry)
+            elif evictable(key):
+                found = top
                 break
-            aside.append(heapq.heappop(heap))
+            else:
+                aside.append(heapq.heappop(heap))
         for entry in aside:
             heapq.heappush(heap, entry)
         return found

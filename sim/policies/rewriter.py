@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from sim.policies.base import RoutingPolicy
 from sim.types import NO_EXPERT, RESIDENT, LayerRouting, View
 
@@ -34,16 +31,19 @@ class TokenRewriter(RoutingPolicy):
         count = view.step.num_decoding
         if not count:
             return routing
-        num_experts = view.num_experts
-        first = routing.layer * num_experts
-        self.states = states = view.states()[first : first + num_experts].tobytes()
-        if self.only_misses and all(states[key - first] == RESIDENT for key in routing.experts):
-            return routing
-        ids, weights = routing.topk_ids, routing.topk_weights
+        layer = routing.layer
+        self.states = states = view.bank_states(layer)
+        if self.only_misses:
+            first = layer * view.keys.num_experts
+            missing = [key for key in routing.experts if states[key - first] != RESIDENT]
+            if not missing:
+                return routing
+        ids, weights = routing.id_rows(), routing.weight_rows()
         if ids is None:
-            raise ValueError(f"{type(self).__name__}: layer {routing.layer}: must know topk_ids")
-        rows: Table = ids[:count].tolist()
-        weight_rows: Table | None = None if weights is None else weights[:count].tolist()
+            raise ValueError(f"{type(self).__name__}: layer {layer}: must know topk_ids")
+        is_mixed = len(ids) > count  # prompt tokens follow the decoded ones
+        rows: Table = ids[:count] if is_mixed else ids
+        weight_rows = weights[:count] if is_mixed and weights is not None else weights
         self.meet(routing, rows, weight_rows, view)
         made: dict[int, Choice] = {}
         for token, row in enumerate(rows):
@@ -74,28 +74,23 @@ class TokenRewriter(RoutingPolicy):
 
 
 def _with(
-    routing: LayerRouting,
-    made: dict[int, Choice],
-    ids: NDArray[np.integer],
-    weights: NDArray[np.floating] | None,
-    view: View,
+    routing: LayerRouting, made: dict[int, Choice], ids: Table, weights: Table | None, view: View
 ) -> LayerRouting:
     """Return the routing in which some tokens have another choice."""
-    low: NDArray[np.bool_] | None = None
+    low: Table | None = None
     if len(ids) == 1:
         experts, new_weights, marks = made[0]
-        new_ids = np.array(experts, dtype=ids.dtype)[None]  # a flat list is read faster
-        weights = None if new_weights is None else np.array(new_weights, dtype=np.float32)[None]
-        low = None if marks is None else np.array([marks])
-        return routing.rewritten(view.keys, new_ids, weights, low)
-    new_ids = ids.copy()
-    weights = None if weights is None else weights.astype(np.float32)
+        weights = None if new_weights is None else [new_weights]
+        low = None if marks is None else [marks]
+        return routing.rewritten(view.keys, [experts], weights, low)
+    new_ids = list(ids)
+    weights = None if weights is None else list(weights)
     for token, (experts, new_weights, marks) in made.items():
         new_ids[token] = experts
         if weights is not None and new_weights is not None:
             weights[token] = new_weights
         if marks is not None:
-            low = np.zeros(ids.shape, dtype=bool) if low is None else low
+            low = [[False] * len(row) for row in ids] if low is None else low
             low[token] = marks
     return routing.rewritten(view.keys, new_ids, weights, low)
 

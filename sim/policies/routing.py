@@ -8,12 +8,11 @@ token's weights are normalised they keep their recorded sum.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from math import exp
 from typing import ClassVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from sim.policies.rewriter import Choice, Table, TokenRewriter
 from sim.types import NO_EXPERT, RESIDENT, LayerRouting, View
@@ -35,20 +34,21 @@ class Reselection(TokenRewriter):
     def __init__(self, scoring: str = "softmax", normalized: bool | None = True) -> None:
         self._sigmoid = scoring == "sigmoid"
         self._normalized = normalized is not False
-        self._logits: NDArray[np.floating] | None = None
+        self._routing: LayerRouting | None = None
+        self.here: list[int] = []  # the layer's experts on the GPU
 
     def meet(self, routing: LayerRouting, rows: Table, weights: Table | None, view: View) -> None:
         """Take the tokens' scores."""
-        self._logits = routing.router_logits
-        if self._logits is None:
-            raise ValueError("the trace has no router_logits: must be recorded with --logits")
+        self._routing = routing
+        self.here = [expert for expert, at in enumerate(self.states) if at == RESIDENT]
 
     def choose(
         self, token: int, experts: list[int], weights: list[float] | None, view: View
     ) -> Choice | None:
         """Return the slots with the experts of :meth:`swap`, and their weights."""
-        assert self._logits is not None
-        scores = self._logits[token].tolist()
+        scores = None if self._routing is None else self._routing.score_row(token)
+        if scores is None:
+            raise ValueError("the trace has no router_logits: must be recorded with --logits")
         picks = [expert for expert in experts if expert != NO_EXPERT]
         picks.sort(key=scores.__getitem__, reverse=True)
         swaps = self.swap(picks, scores, view)
@@ -115,18 +115,17 @@ def swaps_between(picks: Sequence[int], chosen: Sequence[int]) -> dict[int, int]
 
 
 def favour(
-    picks: list[int], scores: list[float], states: bytes, bonus: float, kept: int
+    picks: list[int], scores: list[float], here: list[int], bonus: float, kept: int
 ) -> dict[int, int]:
-    """Return the swaps that leave the best scores, where residents and ``kept`` picks have a bonus.
+    """Return the swaps that leave the best scores, where those ``here`` and ``kept`` picks have a bonus.
 
     Only a pick without the bonus can lose its slot, and only to a resident.
     """
-    weak = [pick for pick in reversed(picks[kept:]) if states[pick] != RESIDENT]
+    weak = [pick for pick in reversed(picks[kept:]) if pick not in here]
     if not weak:
         return {}
     bound = scores[weak[0]] - bonus
-    strong = [e for e, s in enumerate(states) if s == RESIDENT and scores[e] > bound]
-    strong = [e for e in strong if e not in picks]
+    strong = [e for e in here if scores[e] > bound and e not in picks]
     strong.sort(key=scores.__getitem__, reverse=True)
     swaps = {}
     for pick, expert in zip(weak, strong, strict=False):
@@ -179,7 +178,7 @@ class CachePrior(Reselection):
         normalized: bool | None = True,
     ) -> None:
         super().__init__(scoring, normalized)
-        if strength < 0.0:
+        if not strength >= 0.0:
             raise ValueError(f"strength = {strength}: must be >= 0")
         if not 0.0 <= decay <= 1.0:
             raise ValueError(f"decay = {decay}: must be in [0, 1]")
@@ -194,7 +193,7 @@ class CachePrior(Reselection):
             spread = self.decay * self._spread[view.layer] + (1.0 - self.decay) * spread
         self._spread[view.layer] = spread
         kept = _num_kept(self.kept, len(picks))
-        return favour(picks, scores, self.states, self.strength * spread, kept)
+        return favour(picks, scores, self.here, self.strength * spread, kept)
 
 
 class MaxRank(Reselection):
@@ -241,8 +240,7 @@ class MaxRank(Reselection):
         if width <= top_k:  # these are the picks
             return {}
         least = ordered[min(width, len(ordered)) - 1]
-        strong = [e for e, s in enumerate(states) if s == RESIDENT and scores[e] >= least]
-        strong = [e for e in strong if e not in picks]
+        strong = [e for e in self.here if scores[e] >= least and e not in picks]
         strong.sort(key=scores.__getitem__, reverse=True)
         number = min(len(weak), len(strong))
         return dict(zip(weak[len(weak) - number :], strong[:number], strict=True))
@@ -289,10 +287,6 @@ class CumulativeSum(MaxRank):
     def width(self, ordered: list[float]) -> int:
         """Return the number of ranks whose probabilities come to ``mass``."""
         top = ordered[0]
-        values = [exp(score - top) for score in ordered]
-        wanted, total = self.mass * sum(values), 0.0
-        for rank, value in enumerate(values, start=1):
-            total += value
-            if total >= wanted:
-                return rank
-        return len(ordered)
+        values = list(map(exp, [score - top for score in ordered]))
+        enough = bisect_left(list(accumulate(values)), self.mass * sum(values))
+        return min(enough + 1, len(ordered))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
-
 from sim.policies.buddy import BuddyTable, lightest_first
 from sim.policies.drop import weighed
 from sim.policies.history import History
@@ -68,15 +66,11 @@ class SMoE(TokenRewriter):
         self.fraction = fraction
         self._calibration = calibration
         self._buddies: BuddyTable | None = None
-        self._orders: Table | None = None
+        self._routing: LayerRouting | None = None
 
     def meet(self, routing: LayerRouting, rows: Table, weights: Table | None, view: View) -> None:
-        """Rank the experts by score for each token, where scores are recorded."""
-        logits = routing.router_logits
-        self._orders = None
-        if logits is not None:
-            scores = -logits[: len(rows)].astype(np.float32)
-            self._orders = np.argsort(scores, axis=1, kind="stable").tolist()
+        """Take the tokens' scores, where they are recorded."""
+        self._routing = routing
 
     def choose(
         self, token: int, experts: list[int], weights: list[float] | None, view: View
@@ -94,15 +88,15 @@ class SMoE(TokenRewriter):
 
     def _alike(self, token: int, expert: int, taken: list[int], view: View) -> int | None:
         """Return the resident most like an expert that the token does not use yet."""
-        states = self.states
-        if self._orders is not None:
-            candidates = self._orders[token]
-        else:
-            if self._buddies is None:  # not before it is clear that there are no scores
-                past = self._calibration
-                self._buddies = BuddyTable(past, 1.0, past.num_experts)
-            candidates = [buddy for buddy, _ in self._buddies.of(view.layer, expert)]
-        for candidate in candidates:
-            if states[candidate] == RESIDENT and candidate not in taken:
-                return int(candidate)
+        states, routing = self.states, self._routing
+        scores = None if routing is None else routing.score_row(token)
+        if scores is not None:
+            here = [e for e, at in enumerate(states) if at == RESIDENT and e not in taken]
+            return max(here, key=scores.__getitem__, default=None)  # of equals the first
+        if self._buddies is None:  # not before it is clear that there are no scores
+            past = self._calibration
+            self._buddies = BuddyTable(past, 1.0, past.num_experts)
+        for buddy, _ in self._buddies.of(view.layer, expert):
+            if states[buddy] == RESIDENT and buddy not in taken:
+                return buddy
         return None

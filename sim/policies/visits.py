@@ -24,20 +24,26 @@ class VisitCache(CachePolicy):
 
     A visit is an event that uses the expert. Equal scores fall to the lower key. A subclass gives
     :meth:`score`; ``visits`` are counted while an expert is in the cache, and ``forgets`` tells whether
-    they begin anew when it comes back.
+    they begin anew when it comes back. A pool of low-precision copies has the scores of their experts.
     """
 
     forgets = True
 
     def __init__(self, num_layers: int, num_experts: int) -> None:
         self.visits = np.zeros(num_layers * num_experts)
+        self._num_visits = 0.0  # the sum of them
         self._absent = np.full(num_layers * num_experts, np.inf)
         self._order: NDArray[np.floating] | None = None  # scores of this event, of members
         self._scored_at = (-2, -2)
+        self._shift = 0  # a low-precision copy's key less that of its expert
+
+    def start(self, keys: Sequence[int], num_slots: int, view: View) -> None:
+        """Learn whether the pool holds low-precision copies."""
+        self._shift = keys[0] - view.keys.high(keys[0])
 
     @abstractmethod
     def score(self, view: View) -> NDArray[np.floating]:
-        """Return the scores of all experts at this event, float[num_keys]; the lowest goes first."""
+        """Return the score of each expert of all layers at this event; the lowest goes first."""
         raise NotImplementedError
 
     def choose_victim(self, evictable: Evictable, view: View) -> int | None:
@@ -48,28 +54,34 @@ class VisitCache(CachePolicy):
             order = self._order = self.score(view) + self._absent
             self._scored_at = now
         while order[victim := int(order.argmin())] < np.inf:
-            if evictable(victim):
-                return victim
+            if evictable(victim + self._shift):
+                return victim + self._shift
             order[victim] = np.inf  # in use or on its way: not in this event
         return None
 
     def on_hit(self, keys: Sequence[int], view: View) -> None:
         """Count a visit."""
-        self.visits[keys] += 1.0
+        shift = self._shift
+        self.visits[[key - shift for key in keys] if shift else keys] += 1.0
+        self._num_visits += len(keys)
 
     def on_insert(self, key: int, view: View) -> None:
         """Join the members; a miss is a visit, a prefetch is none. Nothing that comes goes at once."""
-        self._absent[key] = 0.0
+        expert = key - self._shift
+        self._absent[expert] = 0.0
         if key in view.routing.experts:
-            self.visits[key] += 1.0
+            self.visits[expert] += 1.0
+            self._num_visits += 1.0
 
     def on_evict(self, key: int) -> None:
         """Leave the members."""
-        self._absent[key] = np.inf
+        expert = key - self._shift
+        self._absent[expert] = np.inf
         if self._order is not None:
-            self._order[key] = np.inf
+            self._order[expert] = np.inf
         if self.forgets:
-            self.visits[key] = 0.0
+            self._num_visits -= float(self.visits[expert])
+            self.visits[expert] = 0.0
 
 
 class InCacheLFU(VisitCache):
@@ -116,7 +128,7 @@ class EAMCache(VisitCache):
         elif num_events:  # only the rows of the layers since then have changed
             self._weigh({(view.layer - back) % num_layers for back in range(num_events)})
         self._seen = view.event, changes
-        total = float(self.visits.sum())
+        total = self._num_visits
         visits = self.visits + _FLOOR * total if total else np.ones_like(self.visits)
         found: NDArray[np.floating] = self._weights.ravel() * visits
         return found
@@ -125,6 +137,9 @@ class EAMCache(VisitCache):
         """Work out decay x share of some rows."""
         num_layers, num_experts = self._shape
         rows = sorted(layers)
+        if len(rows) == 1 and len(self._predictor.running) == 1:
+            self._weigh_one(rows[0], self._predictor.running[0][rows[0]])
+            return
         shares = np.zeros((len(rows), num_experts))
         running = self._predictor.running
         for counts in running:
@@ -132,6 +147,16 @@ class EAMCache(VisitCache):
             shares += np.where(sums > 0.0, counts[rows] / np.maximum(sums, 1.0), 1.0 / num_experts)
         shares /= max(1, len(running)) * num_layers
         self._weights[rows] = (shares + _FLOOR) * self._decay[rows]
+
+    def _weigh_one(self, layer: int, counts: NDArray[np.float32]) -> None:
+        """Do the same for one row of one request, in fewer steps."""
+        num_layers, num_experts = self._shape
+        total = sum(counts.tolist())
+        if total > 0.0:
+            shares = (counts / np.float32(total)).astype(np.float64)
+        else:
+            shares = np.full(num_experts, 1.0 / num_experts)
+        self._weights[layer] = (shares / num_layers + _FLOOR) * self._decay[layer]
 
 
 class MapCache(VisitCache):
