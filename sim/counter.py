@@ -64,6 +64,8 @@ class StepCounter:
     ) -> None:
         self.table = Table(STEP_COLUMNS) if table is None else table
         self._ledger = None if ledger is None else Ledger(ledger, residency.keys.num_experts)
+        self._counts: Sequence[int] = ()
+        self._num_pairs = 0
         self._layer_bytes = residency.layer_bytes
         self._has_low = residency.keys.num_copies > 1
         self._is_lossy = self._has_low or ledger is not None
@@ -79,7 +81,10 @@ class StepCounter:
         """Count one layer's plan."""
         accesses, hits = len(plan.routing.experts), len(plan.resident)
         self.accesses += accesses
-        pairs = sum(plan.routing.token_counts)
+        counts = plan.routing.token_counts
+        if counts is not self._counts:  # layers of one token share theirs
+            self._counts, self._num_pairs = counts, sum(counts)
+        pairs = self._num_pairs
         self.pairs += pairs
         self.hits += hits
         if hits != accesses:

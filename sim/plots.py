@@ -26,6 +26,9 @@ _PARTS = (
     ("idle_ns", "nothing to run", "#DDDDDD", ""),
 )
 _LEGEND_COLUMNS = 3
+_MOST_LINES = 16
+_MOST_BARS = 40
+"""Above these a figure is a tangle and is left out."""
 
 
 def plot_sweep(rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -36,13 +39,15 @@ def plot_sweep(rows: Sequence[Row], folder: Path) -> list[Path]:
     if not rows:
         return drawn
     with plt.style.context([str(style)]):
-        if len({row["cache_ratio"] for row in rows}) > 1:
+        several_sizes = len({row["cache_ratio"] for row in rows}) > 1
+        if several_sizes and len(_series(rows)) <= _MOST_LINES:
             drawn.append(save(throughput_by_cache(rows), folder / "throughput_by_cache"))
-        drawn.append(save(stall_breakdown(rows), folder / "stall_breakdown"))
+        if len(_of_middle_size(rows)) <= _MOST_BARS:
+            drawn.append(save(stall_breakdown(rows), folder / "stall_breakdown"))
         baseline, standings = league(rows, rows[0].get("baseline"))
         if standings:
             drawn.append(save(league_figure(rows, baseline, standings), folder / "league"))
-        if standings and len({row["cache_ratio"] for row in rows}) > 1:
+        if standings and several_sizes:
             figure = relative_by_cache(rows, baseline)
             drawn += [] if figure is None else [save(figure, folder / "relative_by_cache")]
     return drawn
@@ -81,9 +86,8 @@ def throughput_by_cache(rows: Sequence[Row]) -> Figure:
 
 def stall_breakdown(rows: Sequence[Row]) -> Figure:
     """Draw, for the middle cache size of the sweep, time for each output token by what it goes to."""
-    sizes = sorted({row["cache_ratio"] for row in rows})
-    size = sizes[(len(sizes) - 1) // 2]
-    chosen = [row for row in rows if row["cache_ratio"] == size]
+    chosen = _of_middle_size(rows)
+    size = chosen[0]["cache_ratio"]
     chosen.sort(key=lambda row: row["tokens_per_s"])
     labels = names(chosen)
     width = 3.9 + 0.065 * max(map(len, labels))  # the labels take room beside the bars
@@ -104,6 +108,11 @@ def stall_breakdown(rows: Sequence[Row]) -> Figure:
     figure.legend(loc="outside upper center", ncols=_LEGEND_COLUMNS)
     caption(figure, rows)
     return figure
+
+
+def _of_middle_size(rows: Sequence[Row]) -> list[Row]:
+    sizes = sorted({row["cache_ratio"] for row in rows})
+    return [row for row in rows if row["cache_ratio"] == sizes[(len(sizes) - 1) // 2]]
 
 
 def _spent_ms(row: Row, column: str) -> float:

@@ -66,7 +66,7 @@ def _panel(
         axes.plot(sizes, ratios, color=colour, marker=marker, markerfacecolor=face, label=name)
     ticks = sorted(100 * size for size in base)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
+    axes.set_xticks(ticks, [f"{tick:.4g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_ylim(bottom=0)
     axes.set_xlabel("experts in GPU memory (%)")

@@ -22,6 +22,7 @@ class Columns(Choices):
     def __init__(self, **columns: NDArray[Any]) -> None:
         self._columns = dict(columns)
         self._lists = {}
+        self.order = None
 
     def column(self, name: str) -> NDArray[Any] | None:
         return self._columns.get(name)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sim.league import league
+from sim.plots import plot_sweep
 from sim.plots_relative import relative_by_cache
 from sim.report_league import league_figure, write_league
 from tests.test_report import row
@@ -95,7 +96,10 @@ def test_relative_speeds_have_a_panel_a_setting_and_the_field_in_grey() -> None:
     assert lines == {"lru": [1.0, 1.0], "b": [2.0, 8.0], "the other policies": [0.5]}
 
 
-def test_no_tangle_is_drawn() -> None:
+def test_no_tangle_is_drawn(tmp_path: Path) -> None:
+    crowd = [row(f"p{place}", ratio) for place in range(41) for ratio in (0.25, 0.5)]
+    drawn = plot_sweep([*crowd, row("lru", 0.25), row("lru", 0.5)], tmp_path)
+    assert [figure.name for figure in drawn] == ["league.png"]
     many = [row(f"p{place}", ratio) for place in range(10) for ratio in (0.25, 0.5)]
     assert relative_by_cache(many, "p0") is None
     assert relative_by_cache([one | {"highlight": ["p0", "p1"]} for one in many], "p0") is not None

@@ -166,7 +166,7 @@ def _sizes(text: str) -> str:
         (("policy.scope=group", "+policy.group_layers=0"), "policy.group_layers = 0: must be a whole"),
         ((_sizes("[4, 4, 4]"),), "Given.slots: 3 numbers: must be 4, one a layer"),
         ((_sizes("[4, 4, 4, 5]"),), "Given.slots: 17 slots: must be at most 16 in all"),
-        ((_sizes("[4, 4, 4, 2.5]"),), r"Given.slots: 2.5 for layer 3: must be a whole number in \[0, 16\]"),
+        ((_sizes("[4, 4, 4, 2.5]"),), r"sizing.sizes = \[4, 4, 4, 2.5\]: must be a list of ints"),
         ((_sizes("[-1, 4, 4, 4]"),), "Given.slots: -1 for layer 0: must be a whole number"),
         ((_sizes("[4, 4, 4, 4]"), "policy.scope=global"), "policy.sizing: must be left out with policy.sc"),
         ((_sizes("[4, 4, 4, 4]"), *LOW), "policy.sizing: must be left out with policy.low"),
