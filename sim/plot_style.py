@@ -45,10 +45,13 @@ def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def new_panels(
-    num_rows: int, num_columns: int, width: float, height: float
+    num_rows: int, num_columns: int, width: float, height: float, margin: float
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure of so many panels, each of that many inches, and their axes row by row."""
-    size = (width * num_columns, height * num_rows + 0.9)
+    """Return a figure of so many panels, each of that many inches, and their axes row by row.
+
+    ``margin`` is what legend and caption take of the height, in inches.
+    """
+    size = (width * num_columns, height * num_rows + margin)
     figure, axes = plt.subplots(num_rows, num_columns, figsize=size, squeeze=False)
     return figure, list(axes.flat)
 

@@ -31,14 +31,17 @@ def relative_by_cache(rows: Sequence[Row], baseline: str) -> Figure | None:
     if len(shown) > _MOST_LINES or not 1 <= len(panels) <= _MOST_PANELS:
         return None
     columns = min(2, len(panels))
-    figure, grid = new_panels(-(-len(panels) // columns), columns, 2.9, 2.1)
+    wide = 2 * columns  # columns of the legend: so many names fit beside each other
+    legend_rows = -(-(len(shown) + 1) // wide)
+    size = (3.6 if columns == 1 else 2.9, 2.1)
+    figure, grid = new_panels(-(-len(panels) // columns), columns, *size, 0.5 + 0.15 * legend_rows)
     order = [name for name in policies if name not in shown] + [n for n in policies if n in shown]
     for axes, (setting, members) in zip(grid, sorted(panels.items()), strict=False):
         _panel(axes, members, baseline, order, shown)
         pairs = zip(fields, setting, strict=True)
         axes.set_title(", ".join(_words(field, text) for field, text in pairs), fontsize=7)
     handles, labels = grid[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=4)
+    figure.legend(handles, labels, loc="outside upper center", ncols=wide)
     caption(figure, rows)
     return figure
 
