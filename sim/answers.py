@@ -12,6 +12,7 @@ from sim.policies.base import (
     BatchFormer,
     CachePolicy,
     PlacementPolicy,
+    Policy,
     Predictor,
     PrefetchPolicy,
     RepackPolicy,
@@ -19,6 +20,7 @@ from sim.policies.base import (
     SizingPolicy,
     StageDetector,
 )
+from sim.settings import did_you_mean
 from sim.types import ConfigError, KeySpace, LayerRouting
 
 _VERBS = {
@@ -39,6 +41,15 @@ def check_verb(part: object, where: str) -> None:
         hook = getattr(part, verb, None)
         if isinstance(part, kind) and getattr(hook, "__func__", None) is getattr(kind, verb):
             raise ConfigError(f"{where}.{verb}: must be defined, see {kind.__name__}.{verb}")
+    _check_hooks(part, where)
+
+
+def _check_hooks(part: object, where: str) -> None:
+    """Raise ConfigError for a method that looks like a hook and is none, so that nobody would call it."""
+    known = {name for kind in (Policy, *_VERBS) if isinstance(part, kind) for name in dir(kind)}
+    for name in dir(part):
+        if name.startswith("on_") and name not in known and callable(getattr(part, name)):
+            raise ConfigError(f"{where}.{name}: no such hook{did_you_mean(name, known)}")
 
 
 def check_boundary(detector: StageDetector, found: Any) -> None:

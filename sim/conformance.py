@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from time import perf_counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -222,7 +222,8 @@ CHECKS: Sequence[Callable[[Mapping[str, Any]], str]] = (
 def findings(config: Mapping[str, Any]) -> Iterator[Finding]:
     """Run every check on a configuration's policy and yield the outcomes as they come.
 
-    Whatever a policy raises while it runs fails the check. Raises ConfigError if it cannot be built.
+    Whatever a policy raises while it runs fails the check and ends the suite: it would only do so again.
+    Raises ConfigError if it cannot be built.
     """
     build(short_run(config))
     for check in CHECKS:
@@ -234,9 +235,17 @@ def findings(config: Mapping[str, Any]) -> Iterator[Finding]:
         except Violation as violation:
             yield Finding(name, "fails", str(violation))
         except Exception as error:  # a user's policy may fail in any way
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{frame.filename}:{frame.lineno} in {frame.name}"
-            yield Finding(name, "fails", f"{type(error).__name__}: {error} ({where})")
+            yield Finding(name, "fails", f"{_where(error)}: {type(error).__name__}: {error}")
+            return
+
+
+def _where(error: Exception) -> str:
+    """Return the last place in a traceback that is not the project's own, for there the mistake is."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = Path(__file__).parent
+    theirs = [f for f in frames if ours not in Path(f.filename).parents and "<" not in f.filename]
+    frame = theirs[-1] if theirs else frames[-1]
+    return f"{frame.filename}:{frame.lineno} in {frame.name}"
 
 
 # -- what the checks share -------------------------------------------------------------------------
@@ -293,21 +302,3 @@ def _changed(trace: Trace, rows: Sequence[int]) -> Trace:
         changes[name] = column.copy()
         changes[name][rows] = part
     return replace(trace, **changes)
-
-
-def cost_ratio(config: Mapping[str, Any], baseline: Mapping[str, Any], repeats: int = 5) -> float:
-    """Return how much longer a lockstep run of ``config`` takes than one of ``baseline``.
-
-    Both take turns, and the fastest of each counts, for other work on the machine slows either.
-    """
-    pair = short_run(config), short_run(baseline)
-    times_s = [[_lockstep_s(one) for one in pair] for _ in range(repeats)]
-    ours, theirs = (min(column) for column in zip(*times_s, strict=True))
-    return ours / theirs
-
-
-def _lockstep_s(config: Mapping[str, Any]) -> float:
-    scenario = build(config)
-    begin_s = perf_counter()
-    run_lockstep(scenario.workload, scenario.offloader)
-    return perf_counter() - begin_s

@@ -31,6 +31,8 @@ _LOOKS = {
     "ablation_cpu": ("#E69F00", "D"),
     "ablation_repack": ("#56B4E9", "v"),
     "stage_oracle": ("#000000", "p"),
+    "saem_annotated": ("#882255", "*"),
+    "hybrimoe": ("#332288", "h"),
     "belady": ("#000000", "<"),
     "belady_bypass": ("#000000", ">"),
 }

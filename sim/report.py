@@ -42,7 +42,8 @@ def print_sweep(rows: Sequence[Row], folder: Path) -> None:
     figures = plot_sweep(rows, folder)  # first: a reader who goes away must not cost them
     console = _console()
     _print_table(console, rows)
-    for note in [_LEGEND, *_notes(rows)]:
+    union = [_UNION] if any(_RARE["union"](row) for row in rows) else []
+    for note in [_LEGEND, *union, *_notes(rows)]:
         console.print(note, highlight=False)
     baseline, standings = league(rows, rows[0].get("baseline"))
     if standings:
@@ -188,9 +189,9 @@ _DISPENSABLE = (
 """Columns to leave out where there is no room, the first first."""
 _LEGEND = (
     "hit rate: experts found where they compute / experts used, by (step, layer). to Belady: how many "
-    "more the optimum of the same size has. GB moved: to there. union: experts of a layer that a decode step "
-    "uses."
+    "more the optimum of the same size has. GB moved: to there."
 )
+_UNION = "union: experts of a layer that a decode step uses."
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:

@@ -26,7 +26,7 @@ from sim.conformance import (
 from sim.policies.base import CachePolicy, Evictable, PlacementPolicy, RoutingPolicy
 from sim.policies.classic import LRU
 from sim.policies.oracle import Belady, NextUse
-from sim.types import ExpertWork, LayerRouting, Service, View
+from sim.types import ConfigError, ExpertWork, LayerRouting, Service, View
 from tests.configs import composed
 
 
@@ -98,6 +98,13 @@ class Broken(LRU):
         raise KeyError("no such thing")
 
 
+class Misspelt(LRU):
+    """Nobody calls its method."""
+
+    def on_inserted(self, key: int, view: View) -> None:
+        raise AssertionError
+
+
 def config_of(role: str, kind: type, **settings: Any) -> dict[str, Any]:
     """Return a configuration of LRU with one role taken by a class of this file."""
     config = composed("policy=lru")
@@ -142,10 +149,17 @@ def test_a_cache_that_never_lets_go_is_told_so() -> None:
 
 
 def test_a_policy_that_crashes_fails_where_it_does() -> None:
-    found = list(findings(config_of("cache", Broken)))
-    assert {finding.verdict for finding in found} == {"fails"}
-    assert "KeyError: 'no such thing'" in found[0].detail
-    assert "test_conformance.py" in found[0].detail
+    (found,) = findings(config_of("cache", Broken))
+    assert found.verdict == "fails"
+    assert "KeyError: 'no such thing'" in found.detail
+    assert "test_conformance.py" in found.detail.partition(" in on_insert:")[0]
+
+
+def test_a_misspelt_hook_is_no_hook() -> None:
+    with pytest.raises(
+        ConfigError, match=r"Misspelt\.on_inserted: no such hook; did you mean 'on_insert'"
+    ):
+        list(findings(config_of("cache", Misspelt)))
 
 
 # -- the command -----------------------------------------------------------------------------------

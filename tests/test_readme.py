@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from sim.conformance import findings, short_run
 from sim.simulate import simulate
 from tests.configs import composed, options
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8")
 
 
-def block(language: str, start: str) -> str:
+def block(language: str, start: str, text: str = README) -> str:
     """Return the code block of a language that begins with ``start``."""
-    blocks = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    blocks = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
     (found,) = [text for text in blocks if text.startswith(start)]
     return found  # type: ignore[no-any-return]
 
@@ -33,6 +36,29 @@ def test_the_policy_of_the_readme_runs(
     assert summary["policy"] == "recently_popular"
     assert summary["hit_rate"] > 0.3
     assert len(block("python", "# my_policies.py").splitlines()) <= 30
+
+
+def test_the_parts_of_the_guide_keep_every_rule(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import yaml
+
+    (tmp_path / "my_parts.py").write_text(block("python", "# my_parts.py", GUIDE))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = composed()
+    config["policy"] = yaml.safe_load(block("yaml", "# my_conf", GUIDE))
+    verdicts = {finding.check: finding.verdict for finding in findings(config)}
+    assert "fails" not in verdicts.values()
+    summary, _ = simulate(short_run(config))
+    assert summary["on_cpu"] > 0
+    assert summary["prefetches"] > 0
+
+
+def test_every_link_of_the_documents_leads_somewhere() -> None:
+    for file in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#]+)\)", file.read_text(encoding="utf-8")):
+            if not target.startswith("http"):
+                assert (file.parent / target).exists(), f"{file.name}: {target}"
 
 
 def test_every_option_the_readme_names_exists() -> None:
