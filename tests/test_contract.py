@@ -72,8 +72,13 @@ def test_warm_up_is_apart_from_the_run(overrides: list[str], message: str) -> No
 
 
 def test_a_calibrated_policy_is_not_judged_on_its_calibration() -> None:
-    with pytest.raises(ConfigError, match="learns from requests that"):
-        build(config_of("policy=static", "calibration.requests=[20,25]"))
+    for policy in (
+        "static",
+        "lru_sized",
+        "prefetch_affinity",
+    ):  # the cache, sizes, or a predictor learns
+        with pytest.raises(ConfigError, match="learns from requests that"):
+            build(config_of(f"policy={policy}", "calibration.requests=[20,25]"))
     build(config_of("policy=lru", "calibration.requests=[20,25]"))  # learns nothing from it
 
 
