@@ -90,7 +90,7 @@ def _replay(scenario: Scenario, bypass: bool) -> float | None:
     offloader = Offloader(
         residency, PolicySet(caches), scenario.costs, keys.num_experts, joint=budget.joint
     )
-    return _rate(scenario, offloader, "hit_rate")
+    return replayed_rate(scenario, offloader, "hit_rate")
 
 
 def sequential_miss_rate(config: Mapping[str, Any]) -> float | None:
@@ -101,10 +101,11 @@ def sequential_miss_rate(config: Mapping[str, Any]) -> float | None:
     and LFRU, Qwen3-30B, batch 8). Accesses are the same distinct experts by layer and step.
     """
     scenario = build(config, one_by_one=True)
-    return _rate(scenario, scenario.offloader, "miss_rate")
+    return replayed_rate(scenario, scenario.offloader, "miss_rate")
 
 
-def _rate(scenario: Scenario, offloader: Offloader, name: str) -> float | None:
+def replayed_rate(scenario: Scenario, offloader: Offloader, name: str) -> float | None:
+    """Return a rate of the summary ("hit_rate", ...) of a scenario's work, replayed without time."""
     totals = Totals()
     for block in run_lockstep(scenario.workload, offloader).table.blocks():
         totals.add_steps(block)

@@ -12,7 +12,7 @@ from typing import Any
 from sim.build import build
 from sim.conformance import CHECKS, Finding, findings, short_run
 from sim.lockstep import run_lockstep
-from sim.mistakes import explain
+from sim.mistakes import complain
 from sim.types import ConfigError
 
 _EPILOG = """examples:
@@ -40,11 +40,7 @@ def main(arguments: list[str]) -> int:
         config = compose_policy(options.policy, options.overrides)
         return _report(config)
     except Exception as error:
-        message = explain(error)
-        if message is None:
-            raise
-        print(f"greenroom check-policy: error: {message}", file=sys.stderr)
-        return 2
+        return complain("greenroom check-policy", error)
 
 
 def compose_policy(policy: str, overrides: Sequence[str]) -> dict[str, Any]:

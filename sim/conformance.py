@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from sim.bound import optimum
+from sim.bound import optimum, replayed_rate
 from sim.build import Scenario, build, load_trace
 from sim.events import EventLog
 from sim.lockstep import run_lockstep
-from sim.metrics import RunTables, Totals
+from sim.metrics import RunTables
 from sim.simulate import file_sha256
 from sim.timeline import Timeline
 from sim.types import ConfigError, LayerPlan
@@ -181,8 +181,9 @@ def has_no_more_hits_than_the_optimum(config: Mapping[str, Any]) -> str:
     policies = scenario.offloader.policies
     if policies.prefetch is not None or policies.stages is not None or policies.lossy:
         raise NotAsked("Belady bounds lossless policies that load on demand only")
-    rate = _hit_rate(scenario)
+    rate = replayed_rate(scenario, scenario.offloader, "hit_rate")
     best = optimum(build(config), file_sha256(config["trace"]["path"])).free
+    assert rate is not None
     assert best is not None
     if rate > best + _TOLERANCE:
         raise Violation(f"hit rate {rate:.4f} exceeds Belady's {best:.4f}, must not")
@@ -274,13 +275,6 @@ def _same(ones: Sequence[Any], others: Sequence[Any], what: str) -> None:
                 f"event {event}, layer {one[0]}: the plans {what} differ, must be equal: {one[1:]} and "
                 f"{other[1:]} ({', '.join(_LISTS)})"
             )
-
-
-def _hit_rate(scenario: Scenario) -> float:
-    totals = Totals()
-    for block in run_lockstep(scenario.workload, scenario.offloader).table.blocks():
-        totals.add_steps(block)
-    return float(totals.summary()["hit_rate"])
 
 
 def _changed(trace: Trace, rows: Sequence[int]) -> Trace:

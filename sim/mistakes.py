@@ -33,6 +33,15 @@ def explain(error: Exception) -> str | None:
     return _explain_file(error)
 
 
+def complain(program: str, error: Exception) -> int:
+    """Tell stderr of a user's mistake and return the exit code; raise ``error`` if it is a defect."""
+    message = explain(error)
+    if message is None:
+        raise error
+    print(f"{program}: error: {message}", file=sys.stderr)
+    return 2
+
+
 def _raised_by_hydra(error: Exception) -> bool:
     """Tell whether Hydra itself refused something, with an error of no kind of its own."""
     frames = traceback.extract_tb(error.__traceback__)

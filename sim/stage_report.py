@@ -13,7 +13,7 @@ import numpy as np
 
 from sim.calibration import Calibration, calibration_of
 from sim.coherence import Likeness, likeness, stages, windows
-from sim.mistakes import explain
+from sim.mistakes import complain
 from sim.settings import check_settings, did_you_mean
 from sim.stage_replay import replay_stages
 from sim.stage_score import TOLERANCE, StageScore
@@ -68,11 +68,7 @@ def main(arguments: list[str]) -> int:
     try:
         _run(options.overrides, options.tolerance, options.only)
     except Exception as error:
-        message = explain(error)
-        if message is None:
-            raise
-        print(f"greenroom stages: error: {message}", file=sys.stderr)
-        return 2
+        return complain("greenroom stages", error)
     return 0
 
 

@@ -15,12 +15,13 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.policies.base import CachePolicy, Evictable
+from sim.policies.base import Evictable
 from sim.policies.classic import by_key, rank
+from sim.policies.migration import MigratingCache
 from sim.types import LayerRouting, View
 
 
-class StageCache(CachePolicy):
+class StageCache(MigratingCache):
     """Hold the experts of the finished stage; move experts only at a stage boundary.
 
     Inside a stage nothing enters the cache. At a boundary an expert's score becomes its count in the
@@ -56,6 +57,7 @@ class StageCache(CachePolicy):
             raise ValueError(
                 f"migrate_bytes = {migrate_bytes}: must be a whole number of bytes >= 0, or null"
             )
+        super().__init__()
         self.memory = memory
         self.hysteresis = hysteresis
         self.migrate_bytes = migrate_bytes
@@ -64,16 +66,12 @@ class StageCache(CachePolicy):
         self._score: dict[int, float] = {}
         self._pool: frozenset[int] = frozenset()
         self._keys: Sequence[int] = ()
-        self._members: set[int] = set()
-        self._incoming: list[int] = []
-        self._outgoing: list[int] = []
         self._stage = 0
-        self._slots = 0
 
     def start(self, keys: Sequence[int], num_slots: int, view: View) -> None:
         """Learn the pool; scores start at zero, so that the first finished stage decides alone."""
+        super().start(keys, num_slots, view)
         self._keys, self._pool = keys, frozenset(keys)
-        self._slots = num_slots
         self._stage = view.stage
 
     def preload(self, view: View) -> Sequence[int]:
@@ -115,17 +113,6 @@ class StageCache(CachePolicy):
         """Refuse misses: experts migrate only at boundaries."""
         return False
 
-    def wants(self, view: View) -> Sequence[int]:
-        """Return what the last boundary decided to bring in and has not come yet."""
-        return self._incoming
-
-    def choose_victim(self, evictable: Evictable, view: View) -> int | None:
-        """Return the worst-scored resident that the last boundary gave up; None if none is free."""
-        for key in self._outgoing:
-            if evictable(key):
-                return key
-        return None
-
     def give_up(self, evictable: Evictable, view: View) -> int | None:
         """Return the worst-scored member; before the first boundary, the least popular."""
         score, popularity = self._score, self._popularity
@@ -134,26 +121,6 @@ class StageCache(CachePolicy):
             key=lambda key: (score.get(key, 0.0), popularity[key], -key),
             default=None,
         )
-
-    def on_resize(self, num_slots: int, view: View) -> None:
-        """Learn how many experts the next boundary may choose."""
-        self._slots = num_slots
-
-    def stale(self, queued: Sequence[int], view: View) -> Sequence[int]:
-        """Return queued newcomers that a later boundary has decided against."""
-        return [key for key in queued if key in self._outgoing]
-
-    def on_insert(self, key: int, view: View) -> None:
-        """Join the members."""
-        self._members.add(key)
-        if key in self._incoming:
-            self._incoming.remove(key)
-
-    def on_evict(self, key: int) -> None:
-        """Leave the members."""
-        self._members.discard(key)
-        if key in self._outgoing:
-            self._outgoing.remove(key)
 
     def _remember(self) -> None:
         """Add the finished stage's counts to the scores, which fade; a new stage begins."""

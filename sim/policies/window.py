@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 
-from sim.policies.base import CachePolicy, Evictable
+from sim.policies.base import Evictable
 from sim.policies.classic import LRU
+from sim.policies.migration import MigratingCache
 from sim.types import LayerRouting, View
 
 
-class DALI(CachePolicy):
+class DALI(MigratingCache):
     """Hold the experts that served most tokens in the last window; exchange them when a window ends.
 
     DALI (arXiv 2602.03495) adds up the tokens each expert serves over a window, and then replaces the
@@ -31,23 +31,12 @@ class DALI(CachePolicy):
             raise ValueError(f"window = {window}: must be >= 1")
         if exchanges < 0:
             raise ValueError(f"exchanges = {exchanges}: must be >= 0")
+        super().__init__()
         self.window = window
         self.exchanges = exchanges
         self._load: dict[int, int] = {}
-        self._members: set[int] = set()
-        self._incoming: list[int] = []
-        self._outgoing: list[int] = []
-        self._slots = 0
         self._tokens = 0
         self._step = -1
-
-    def start(self, keys: Sequence[int], num_slots: int, view: View) -> None:
-        """Learn how many experts fit."""
-        self._slots = num_slots
-
-    def on_resize(self, num_slots: int, view: View) -> None:
-        """Learn how many experts fit now."""
-        self._slots = num_slots
 
     def observe(self, routing: LayerRouting, view: View) -> None:
         """Add the event's tokens to the window; end it at the first event of a step that it is full."""
@@ -64,36 +53,12 @@ class DALI(CachePolicy):
         """Admit a miss only into free room."""
         return len(self._members) < self._slots
 
-    def wants(self, view: View) -> Sequence[int]:
-        """Return what the last window chose and has not come yet."""
-        return self._incoming
-
-    def stale(self, queued: Sequence[int], view: View) -> Sequence[int]:
-        """Return queued loads that a later window has decided against."""
-        return [key for key in queued if key in self._outgoing]
-
-    def choose_victim(self, evictable: Evictable, view: View) -> int | None:
-        """Return the least loaded resident that the last window gave up; None if none is free."""
-        return next(filter(evictable, self._outgoing), None)
-
     def give_up(self, evictable: Evictable, view: View) -> int | None:
         """Return the member with the lowest sum so far in this window."""
         load = self._load
         return min(
             filter(evictable, self._members), key=lambda key: (load.get(key, 0), key), default=None
         )
-
-    def on_insert(self, key: int, view: View) -> None:
-        """Join the members."""
-        self._members.add(key)
-        if key in self._incoming:
-            self._incoming.remove(key)
-
-    def on_evict(self, key: int) -> None:
-        """Leave the members."""
-        self._members.discard(key)
-        if key in self._outgoing:
-            self._outgoing.remove(key)
 
     def _exchange(self) -> None:
         """End the window: pair the best absent experts with the worst residents, and begin anew."""
