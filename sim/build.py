@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from sim.budget import Budget, plan_memory
 from sim.calibration import Calibration, calibration_of
 from sim.hardware import Hardware, hardware_of
 from sim.offloader import Offloader
-from sim.parts import build_former, build_policies, build_sizing
+from sim.parts import Supply, build_former, build_policies, build_sizing
 from sim.policies.base import PolicySet
 from sim.policies.classic import LRU
 from sim.settings import check_settings, did_you_mean, prefetch_limit
@@ -76,12 +75,11 @@ def build(
     engine = Engine.from_mapping(config["engine"], f"engine/{config['engine'].get('name')}")
     machine = Machine.from_mapping(config["machine"], f"machine/{config['machine'].get('name')}")
     costs = CostModel(shape, _as_read(machine, engine), engine)
-    build_former(config, workload, calibration)
-    sizing = build_sizing(config, workload, calibration)
+    supply = Supply(config, workload, calibration, warm_up)
+    build_former(config, workload, supply)
+    sizing = build_sizing(config, supply)
     budget = plan_memory(config, costs, workload, sizing)
-    policies = build_policies(
-        config, workload, len(budget.pool_bytes), calibration, sizing, warm_up
-    )
+    policies = build_policies(config, supply, len(budget.pool_bytes), sizing)
     _check_apart(config, policies, calibration, workload)
     _check_roles(config, policies, costs, budget)
     offloader = _offloader(config, policies, costs, budget)
@@ -251,10 +249,7 @@ def _check_apart(
     config: Mapping[str, Any], policies: PolicySet, calibration: Calibration, workload: Workload
 ) -> None:
     """Refuse to judge a policy on the very text it has learned from, unless that is wished."""
-    learns, sizing = policies.calibrated, policies.sizing
-    if sizing is not None:  # it was built before the other roles
-        learns = learns or "calibration" in inspect.signature(type(sizing)).parameters
-    if not learns or config["calibration"]["allow_overlap"]:
+    if not policies.calibrated or config["calibration"]["allow_overlap"]:
         return
     if calibration.overlaps(workload):
         first, last = calibration.span

@@ -57,19 +57,15 @@ ROLES: dict[str, type] = {
 
 def build_policies(
     config: Mapping[str, Any],
-    workload: Workload,
+    supply: Supply,
     num_pools: int,
-    calibration: History,
     sizing: SizingPolicy | None = None,
-    warm_up: Workload | None = None,
 ) -> PolicySet:
     """Build one cache policy a pool and the other roles from the ``policy`` group.
 
-    ``sizing`` is the role of that name where it has been built already (see :func:`build_sizing`);
-    ``warm_up`` is replayed before ``workload``, so that an oracle must know it too.
+    ``sizing`` is the role of that name, which has been built already (see :func:`build_sizing`).
     """
     group = config["policy"]
-    supply = _Supply(config, workload, calibration, warm_up)
     roles = [
         role for role in OPTIONAL_ROLES if role in group and role not in ("predictor", "sizing")
     ]
@@ -83,14 +79,12 @@ def build_policies(
     return found
 
 
-def build_sizing(
-    config: Mapping[str, Any], workload: Workload, calibration: History
-) -> SizingPolicy | None:
+def build_sizing(config: Mapping[str, Any], supply: Supply) -> SizingPolicy | None:
     """Build the role that shares memory among layers, which is needed before the others; None if none."""
     group = config["policy"]
     if "sizing" not in group:
         return None
-    made: SizingPolicy = _make(group, "sizing", _Supply(config, workload, calibration))
+    made: SizingPolicy = _make(group, "sizing", supply)
     return made
 
 
@@ -98,17 +92,17 @@ def build_detector(
     config: Mapping[str, Any], workload: Workload, calibration: History
 ) -> StageDetector:
     """Build only the role that finds stage boundaries."""
-    return _detector(config["policy"], _Supply(config, workload, calibration))
+    return _detector(config["policy"], Supply(config, workload, calibration))
 
 
-def _detector(group: Mapping[str, Any], supply: _Supply) -> StageDetector:
+def _detector(group: Mapping[str, Any], supply: Supply) -> StageDetector:
     if "stages" not in group:
         raise ConfigError(f"policy/{group.get('name')}: needs stages: policy.stages must be given")
     made: StageDetector = _make(group, "stages", supply)
     return made
 
 
-def build_former(config: Mapping[str, Any], workload: Workload, calibration: History) -> None:
+def build_former(config: Mapping[str, Any], workload: Workload, supply: Supply) -> None:
     """Let the role that chooses who decodes, if there is one, form the batches of a workload.
 
     Its choices decide the steps and so the memory of KV, which is needed before the other roles; they
@@ -117,7 +111,7 @@ def build_former(config: Mapping[str, Any], workload: Workload, calibration: His
     group = config["policy"]
     if "former" not in group:
         return
-    supply, where = _Supply(config, workload, calibration), f"policy/{group.get('name')}: former"
+    where = f"policy/{group.get('name')}: former"
     former = _make(group, "former", supply)  # mistakes are found now
     for hook in ("begin_step", "observe"):
         if overriding([former], hook):
@@ -129,8 +123,11 @@ def build_former(config: Mapping[str, Any], workload: Workload, calibration: His
     workload.form_batches(lambda: _make(group, "former", supply), key)
 
 
-class _Supply:
-    """What constructors may ask for by parameter name, computed once and only when asked."""
+class Supply:
+    """What constructors may ask for by parameter name, computed once and only when asked.
+
+    All roles of a run share one. ``warm_up`` is replayed before ``workload``: an oracle must know it too.
+    """
 
     def __init__(
         self,
@@ -207,7 +204,7 @@ _OURS = (
 """Supplies that no file may give instead."""
 
 
-def _make(group: Mapping[str, Any], role: str, supply: _Supply) -> Any:
+def _make(group: Mapping[str, Any], role: str, supply: Supply) -> Any:
     """Build the object of one role; errors name policy, role, parameter and rule."""
     where = f"policy/{group.get('name')}: {role}"
     if not isinstance(group[role], Mapping):
@@ -215,7 +212,7 @@ def _make(group: Mapping[str, Any], role: str, supply: _Supply) -> Any:
     return _build(group[role], role, where, ROLES[role], supply)
 
 
-def _build(settings: Mapping[str, Any], role: str, where: str, kind: type, supply: _Supply) -> Any:
+def _build(settings: Mapping[str, Any], role: str, where: str, kind: type, supply: Supply) -> Any:
     """Build a part, and the parts within it."""
     params = dict(settings)
     target = params.pop("_target_", None)
@@ -253,7 +250,7 @@ def _build(settings: Mapping[str, Any], role: str, where: str, kind: type, suppl
     return part
 
 
-def _wants(parameter: inspect.Parameter, supply: _Supply) -> bool:
+def _wants(parameter: inspect.Parameter, supply: Supply) -> bool:
     """Tell whether to supply a parameter: one with a default may do without a predictor."""
     optional = parameter.default is not inspect.Parameter.empty
     return not (optional and parameter.name == "predictor" and supply.predictor is None)
@@ -269,7 +266,7 @@ def _parameters(
 
 
 def _check_future(
-    known: Mapping[str, Any], maker: Callable[..., Any], where: str, target: str, supply: _Supply
+    known: Mapping[str, Any], maker: Callable[..., Any], where: str, target: str, supply: Supply
 ) -> None:
     """Let only oracles know the future, and only where there is one beforehand."""
     asked = [name for name in _FUTURE if name in known]
