@@ -1,6 +1,7 @@
 """The parts of a machine as figures: GPU, host link, CPU with its memory, storage.
 
-Rates are what kernels, copies and reads *achieve*, not what a data sheet promises.
+Rates are what kernels, copies and reads *achieve*, not what a data sheet promises: the rates of a file,
+times its derates.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class GPU:
     """Memory neither weights nor KV can have: context, activations, library buffers."""
     count: int = 1
     """GPUs of this kind in the machine; the other figures are those of one."""
+    vector_flops: int | None = None
+    """32-bit operations without matrix units; None: as ``matmul_flops``."""
     rate_by_bits: Rows | None = field(default=None, metadata={"columns": ("bits", "bytes_per_s")})
     """Streaming of experts whose decoding is slower than memory; from the last row's bits on it is not."""
 
@@ -105,8 +108,16 @@ class CPU:
     """Cost of one expert before its first byte: dispatch, fork and join of threads."""
     handover_ns: int
     """Cost of a layer that uses the CPU: activations there and back, synchronisation."""
+    launch_issue_ns: int = 0
+    """What the host thread takes to launch one kernel."""
     dispatch_ns: int = 0
     """Cost of a layer, beside its bytes and operations, where the CPU computes all of it."""
+    release_bytes_per_s: int | None = None
+    """Rate at which a thread gives memory back to the operating system; None: not known."""
+    predict_ns: int = 0
+    """What the driving thread takes to name the next layer's experts (``engine.speculation`` before)."""
+    router_ns: int = 0
+    """From then to the layer's own routing: the time that such an engine's speculative reads have."""
     dram_sharing: str = field(
         default="proportional", metadata={"choices": ("proportional", "fair")}
     )
@@ -158,6 +169,24 @@ class CPU:
                 f"must be given with numa_nodes = {self.numa_nodes}",
             )
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class Derates:
+    """Shares of the rates in a part's file that kernels and copies reach; a part has some of them."""
+
+    memory_derate: float = 1.0
+    """Of the rate at which memory can be read: what weights stream into kernels with."""
+    matmul_derate: float = 1.0
+    dram_derate: float = 1.0
+    """Of the rate at which host memory can be read: what all its readers get together."""
+    rate_derate: float = 1.0
+    """Of both directions of a link."""
+
+    def rules(self) -> list[Rule]:
+        """Return what must hold of each."""
+        names = ("memory_derate", "matmul_derate", "dram_derate", "rate_derate")
+        return [(name, getattr(self, name) <= 1, "must be in (0, 1]") for name in names]
 
 
 @dataclass(frozen=True, slots=True)

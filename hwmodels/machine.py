@@ -1,8 +1,9 @@
 """What a machine can do: its parts as figures, each with where it comes from.
 
-A figure that had to be scaled from a data sheet says so in its source. Three kinds of machine follow from
-which parts there are: a GPU with its own memory behind a link, a GPU that shares the host's memory (no
-link), and a CPU alone (no GPU).
+A part's file gives rates as the vendor or a plain measurement has them, and beside them derates: the share
+that kernels and copies reach. They are applied once, here, so that a part has rates that are achieved.
+Three kinds of machine follow from which parts there are: a GPU with its own memory behind a link, a GPU
+that shares the host's memory (no link), and a CPU alone (no GPU).
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from hwmodels.devices import CPU, GPU, Link, Storage
+from hwmodels.devices import CPU, GPU, Derates, Link, Storage
 from hwmodels.errors import figure_error, missing_error, unknown_error
 from hwmodels.fields import check_rules, is_figure, read_fields
 
-__all__ = ["CPU", "GPU", "TRUST_CLASSES", "Link", "Machine", "Storage", "numeric_fields"]
+__all__ = ["CPU", "DERATES", "GPU", "TRUST_CLASSES", "Link", "Machine", "Storage", "numeric_fields"]
 
 TRUST_CLASSES = {
     "S": "vendor specification, found in a source file",
@@ -39,10 +40,24 @@ _MAY_BE_ZERO = (
     "hop_ns",
     "expert_setup_ns",
     "handover_ns",
+    "launch_issue_ns",
     "dispatch_ns",
+    "predict_ns",
+    "router_ns",
     "setup_ns",
 )
 _PARTS: dict[str, type] = {"gpu": GPU, "link": Link, "cpu": CPU, "storage": Storage}
+DERATES: dict[str, dict[str, tuple[str, ...]]] = {
+    "gpu": {"memory_derate": ("memory_bytes_per_s",), "matmul_derate": ("matmul_flops",)},
+    "link": {"rate_derate": ("h2d_bytes_per_s", "d2h_bytes_per_s")},
+    "cpu": {
+        "memory_derate": ("memory_bytes_per_s",),
+        "dram_derate": ("dram_bytes_per_s",),
+        "matmul_derate": ("matmul_flops",),
+    },
+    "storage": {},
+}
+"""By part and derate, the rates of the file that are multiplied by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +73,13 @@ class Machine:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], name: str = "machine") -> Machine:
-        """Build a machine from plain values as in ``conf/machine/*.yaml``.
+        """Build a machine from plain values, as ``conf/machine/*.yaml`` compose them.
 
         ``name`` tells the file in messages. A part that the machine lacks is left out or null; every
-        figure that is given must be finite, positive and sourced. Raises HardwareError for the first
-        mistake.
+        figure that is given must be finite, positive and sourced (in its part's ``sources``). Raises
+        HardwareError for the first mistake.
         """
-        if not isinstance(mapping, Mapping):
-            raise figure_error(name, "(all)", mapping, "must be a mapping")
-        known = [f.name for f in fields(cls)]
-        for key, value in mapping.items():
-            if key not in known:
-                raise unknown_error(name, key, value, known)
-        for key in ("name", "cpu", "sources"):
-            if key not in mapping:
-                raise missing_error(name, key)
-        title = mapping["name"]
-        if not isinstance(title, str) or not title:
-            raise figure_error(name, "name", title, "must be a text that is not empty")
+        title = _read_title(mapping, name)
         parts = {key: _read_part(key, mapping[key], name) for key in _PARTS if key in mapping}
         if parts.get("link") and not parts.get("gpu"):
             rule = "must be left out, or null, where there is no gpu"
@@ -84,7 +88,13 @@ class Machine:
         if gpu and not parts.get("link") and gpu.memory_bytes != cpu.memory_bytes:
             rule = f"must be cpu.memory_bytes = {cpu.memory_bytes} without a link: it is the same memory"
             raise figure_error(name, "gpu.memory_bytes", gpu.memory_bytes, rule)
-        return cls(name=title, sources=_read_sources(mapping, name), **parts)
+        sources = {
+            f"{key}.{field}": text
+            for key in _PARTS
+            if mapping.get(key) is not None
+            for field, text in _read_sources(key, mapping[key], name).items()
+        }
+        return cls(name=title, sources=sources, **parts)
 
     @property
     def kind(self) -> str:
@@ -114,41 +124,75 @@ class Machine:
 
 
 def numeric_fields() -> list[str]:
-    """Return the dotted names of all figures a machine can have."""
-    return [f"{key}.{f.name}" for key, part in _PARTS.items() for f in fields(part) if is_figure(f)]
+    """Return the dotted names of all figures that a machine's files can give."""
+    return [f"{key}.{field}" for key in _PARTS for field in _figures(key)]
+
+
+def _figures(key: str) -> list[str]:
+    """Return the names of a part's figures, derates included."""
+    return [*(f.name for f in fields(_PARTS[key]) if is_figure(f)), *DERATES[key]]
+
+
+def _read_title(mapping: Mapping[str, Any], name: str) -> str:
+    """Return the machine's checked name; every key is known and those that must be are there."""
+    if not isinstance(mapping, Mapping):
+        raise figure_error(name, "(all)", mapping, "must be a mapping")
+    for key, value in mapping.items():
+        if key not in ("name", *_PARTS):
+            raise unknown_error(name, key, value, ("name", *_PARTS))
+    for key in ("name", "cpu"):
+        if key not in mapping:
+            raise missing_error(name, key)
+    title = mapping["name"]
+    if not isinstance(title, str) or not title:
+        raise figure_error(name, "name", title, "must be a text that is not empty")
+    return title
 
 
 def _read_part(key: str, value: object, name: str) -> Any:
     """Return a part's checked dataclass; None where the machine may do without it and does."""
     if value is None and key != "cpu":
         return None
-    part = _PARTS[key]
-    built = part(**read_fields(part, value, name, f"{key}.", may_be_zero=_MAY_BE_ZERO))
+    if not isinstance(value, Mapping):
+        raise figure_error(name, key, value, "must be a mapping")
+    part, derates = _PARTS[key], DERATES[key]
+    known = [*(f.name for f in fields(part)), *derates, "sources"]
+    for field, given in value.items():
+        if field not in known:
+            raise unknown_error(name, f"{key}.{field}", given, (f"{key}.{k}" for k in known))
+    figures = {k: v for k, v in value.items() if k != "sources" and k not in derates}
+    read = read_fields(part, figures, name, f"{key}.", may_be_zero=_MAY_BE_ZERO)
+    scales = {k: value[k] for k in derates if k in value}
+    scale = Derates(**read_fields(Derates, scales, name, f"{key}."))
+    check_rules(scale, name, f"{key}.")
+    for derate, rates in derates.items():
+        read |= {rate: max(1, round(read[rate] * getattr(scale, derate))) for rate in rates}
+    built = part(**read)
     if isinstance(built, Link | CPU):
         check_rules(built, name, f"{key}.")
     return built
 
 
-def _read_sources(mapping: Mapping[str, Any], name: str) -> dict[str, str]:
-    """Return the checked sources; every figure that is given has one.
+def _read_sources(key: str, part: Mapping[str, Any], name: str) -> dict[str, str]:
+    """Return a part's checked sources; every figure that is given has one.
 
-    A source may stand for a figure that is not given, so that an override may take a part away, or
-    give a figure for which the file says what it would have to be.
+    A source may stand for a figure that is not given, so that an override may take a figure away, or
+    give one for which the file says what it would have to be.
     """
-    sources = mapping["sources"]
+    where, known = f"{key}.sources", _figures(key)
+    if "sources" not in part:
+        raise missing_error(name, where)
+    sources = part["sources"]
     if not isinstance(sources, Mapping):
-        raise figure_error(name, "sources", sources, "must map each figure to its source")
-    known = numeric_fields()
-    for key, text in sources.items():
-        if key not in known:
-            raise unknown_error(name, f"sources[{key}]", text, known)
+        raise figure_error(name, where, sources, "must map each figure to its source")
+    for field, text in sources.items():
+        if field not in known:
+            raise unknown_error(name, f"{where}.{field}", text, (f"{where}.{k}" for k in known))
         if not isinstance(text, str) or not _SOURCE.fullmatch(text):
             rule = f"must be 'LETTER: where from', LETTER one of {', '.join(TRUST_CLASSES)}"
-            raise figure_error(name, f"sources[{key}]", text, rule)
-    for key in known:
-        part, _, field = key.partition(".")
-        given = (mapping.get(part) or {}).get(field)
-        if given is not None and key not in sources:
-            rule = f"needs an entry {key!r} in sources that says where it comes from"
-            raise figure_error(name, key, given, rule)
+            raise figure_error(name, f"{where}.{field}", text, rule)
+    for field in known:
+        if part.get(field) is not None and field not in sources:
+            rule = f"needs an entry {field!r} in {where} that says where it comes from"
+            raise figure_error(name, f"{key}.{field}", part[field], rule)
     return dict(sources)

@@ -14,14 +14,22 @@ from sim.settings import did_you_mean
 from sim.types import ConfigError
 from traces.schema import TraceError
 
-_GROUPS = ("trace", "model", "machine", "engine", "policy")
+_PARTS = ("machine/gpu", "machine/cpu", "machine/link", "machine/storage")
+_GROUPS = {
+    "config": ("trace", "model", "machine", *_PARTS, "engine", "policy"),
+    "predict": ("model", "machine", *_PARTS, "engine", "placement", "usage"),
+}
+"""Groups by the file in ``conf/`` that has them."""
 
 
-def explain(error: Exception) -> str | None:
-    """Return one line for a user's mistake; None for what is a defect of the program."""
+def explain(error: Exception, config: str = "config") -> str | None:
+    """Return one line for a user's mistake; None for what is a defect of the program.
+
+    ``config`` is the file in ``conf/`` that was composed, whose keys may be meant.
+    """
     if isinstance(error, ConfigError | HardwareError | TraceError):
         return _one_line(str(error))
-    hydra_line = _explain_hydra(error)
+    hydra_line = _explain_hydra(error, config)
     if hydra_line is not None:
         return hydra_line
     if isinstance(error, OSError) and error.filename is not None:
@@ -33,9 +41,9 @@ def explain(error: Exception) -> str | None:
     return _explain_file(error)
 
 
-def complain(program: str, error: Exception) -> int:
+def complain(program: str, error: Exception, config: str = "config") -> int:
     """Tell stderr of a user's mistake and return the exit code; raise ``error`` if it is a defect."""
-    message = explain(error)
+    message = explain(error, config)
     if message is None:
         raise error
     print(f"{program}: error: {message}", file=sys.stderr)
@@ -60,7 +68,7 @@ def _explain_file(error: Exception) -> str | None:
     return None
 
 
-def _explain_hydra(error: Exception) -> str | None:
+def _explain_hydra(error: Exception, config: str) -> str | None:
     from hydra.errors import HydraException, MissingConfigException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -69,7 +77,7 @@ def _explain_hydra(error: Exception) -> str | None:
     if isinstance(error, HydraException):
         cause = error.__cause__
         text = f"{error} {cause}" if isinstance(cause, OmegaConfBaseException) else str(error)
-        return _with_near_key(_one_line(text))
+        return _with_near_key(_one_line(text), config)
     if isinstance(error, OmegaConfBaseException):
         return _one_line(str(error))
     return None
@@ -82,17 +90,22 @@ def _explain_missing(name: str, options: list[str]) -> str:
     return f"{group or 'config'} = {option}: no such option{hint}{known}"
 
 
-def _with_near_key(text: str) -> str:
+def _with_near_key(text: str, config: str) -> str:
     """Add the nearest key of the main configuration to OmegaConf's complaint about an unknown one."""
     found = re.search(r"Key '([^']+)' is not in struct.*?full_key: (\S+)", text)
     if not found:
         return text
     full_key = found.group(2)
-    hint = did_you_mean(full_key, _known_keys())
+    part = f"machine/{full_key}"
+    hint = (
+        f"; did you mean {part!r}?"
+        if part in _PARTS
+        else did_you_mean(full_key, _known_keys(config))
+    )
     return f"{full_key}: unknown key{hint} (to add a new one write +{full_key}=...)"
 
 
-def _known_keys() -> list[str]:
+def _known_keys(config: str) -> list[str]:
     """Return the groups, and the dotted keys of the configuration with the groups that were chosen."""
     from hydra import compose, initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
@@ -100,11 +113,12 @@ def _known_keys() -> list[str]:
 
     from sim.results import flatten
 
-    choices = [word for word in sys.argv[1:] if re.fullmatch(rf"(?:{'|'.join(_GROUPS)})=\w+", word)]
+    groups = _GROUPS[config]
+    choices = [word for word in sys.argv[1:] if re.fullmatch(rf"(?:{'|'.join(groups)})=\w+", word)]
     GlobalHydra.instance().clear()
     with initialize_config_module("conf", version_base="1.3"):
-        config: Any = OmegaConf.to_container(compose("config", overrides=choices))
-    return [*_GROUPS, *flatten(config)]
+        plain: Any = OmegaConf.to_container(compose(config, overrides=choices))
+    return [*groups, *flatten(plain)]
 
 
 def _one_line(text: str) -> str:

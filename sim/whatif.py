@@ -40,7 +40,13 @@ WHAT_IF_COLUMNS = (
 """``settings``: what was changed, as overrides; ``*_change``: this / the run as it is - 1; ``note``: why
 there are no numbers."""
 WHAT_IF = "whatif.csv"
-_SILENT = {"events": False, "perfetto": None, "belady": False, "what_if": False}
+_SILENT = {
+    "events": False,
+    "perfetto": None,
+    "belady": False,
+    "what_if": False,
+    "roofline": False,
+}
 
 
 def what_if(
@@ -161,12 +167,17 @@ def _times(figure: Any, factor: float) -> Any:
     return round(figure * factor)
 
 
+def _achieved(figures: Row) -> int:
+    """Return the rate at which weights stream from memory, of which tables by bits speak."""
+    return round(figures["memory_bytes_per_s"] * figures.get("memory_derate", 1))
+
+
 def _host_memory(config: Config, base: Row) -> str | None:
     """Double what memory gives its readers; decoding weights, the threads' own work, stays as slow."""
     cpu = config["machine"]["cpu"]
     if cpu.get("expert_table"):
         return "cpu.expert_table does not tell what memory is of its times"
-    memory = cpu["memory_bytes_per_s"]
+    memory = _achieved(cpu)
     if cpu.get("rate_by_bits"):
         cpu["rate_by_bits"] = [
             [bits, round(rate / (1 - min(rate, memory) / (2 * memory)))]
@@ -190,7 +201,7 @@ def _gpu_compute(config: Config, base: Row) -> str | None:
     note = _scaled("gpu", ("matmul_flops",), 2)(config, base)
     gpu = config["machine"].get("gpu")
     if gpu and gpu.get("rate_by_bits"):
-        memory = gpu["memory_bytes_per_s"]
+        memory = _achieved(gpu)
         gpu["rate_by_bits"] = [
             [bits, max(rate, min(2 * rate, memory))] for bits, rate in gpu["rate_by_bits"]
         ]

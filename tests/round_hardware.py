@@ -15,13 +15,16 @@ from hwmodels.engine import Engine
 from hwmodels.machine import CPU, GPU, Link, Machine, Storage
 from hwmodels.model_shape import ModelShape
 from hwmodels.units import GB
+from tests.configs import composed
 
 CONF = Path(__file__).parents[1] / "conf"
 BYTE_A_NS = GB  # a rate at which one byte, or one operation, takes one nanosecond
 
 
 def read(group: str, name: str) -> dict[str, Any]:
-    """Return a file of ``conf/`` as plain values."""
+    """Return a file of ``conf/`` as plain values, with what it composes of others."""
+    if group in ("machine", "engine"):
+        return composed(f"{group}={name}")[group]
     return deepcopy(_read(group, name))
 
 

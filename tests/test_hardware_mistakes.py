@@ -20,6 +20,7 @@ EXAMPLES = {
     "gpu.rate_by_bits": [[4.25, 10**11]],
     "cpu.expert_table": [[10**6, 1, 10**5]],
 }
+"""Of figures that are null in the file."""
 
 
 def test_a_rate_may_be_a_float() -> None:
@@ -75,6 +76,13 @@ def test_a_rate_may_be_a_float() -> None:
         ("storage.setup_ns", -1, "must be >= 0"),
         ("gpu.name", "", "gpu.name = '': must be a text that is not empty"),
         ("gpu.memory_byte", 5, "unknown field; did you mean 'gpu.memory_bytes'?"),
+        ("gpu.memory_drate", 1, "unknown field; did you mean 'gpu.memory_derate'?"),
+        ("gpu.dram_derate", 1, "gpu.dram_derate = 1: unknown field"),
+        ("gpu.memory_derate", 1.01, "gpu.memory_derate = 1.01: must be in (0, 1]"),
+        ("gpu.matmul_derate", 0, "gpu.matmul_derate = 0: must be > 0"),
+        ("link.rate_derate", -0.5, "link.rate_derate = -0.5: must be > 0"),
+        ("cpu.dram_derate", None, "cpu.dram_derate = None: must be a number, not NoneType"),
+        ("cpu.memory_derate", 2, "cpu.memory_derate = 2.0: must be in (0, 1]"),
     ],
 )
 def test_a_bad_figure_is_named(field: str, value: object, message: str) -> None:
@@ -89,7 +97,8 @@ def test_a_bad_figure_is_named(field: str, value: object, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["gpu.launch_ns", "link.pinned", "cpu.name", "storage.curve", "cpu", "name", "sources"]
+    "field",
+    ["gpu.launch_ns", "link.pinned", "cpu.name", "storage.curve", "cpu", "name", "cpu.sources"],
 )
 def test_a_missing_field_is_named(field: str) -> None:
     given = description()
@@ -106,8 +115,8 @@ def test_every_figure_needs_its_source(field: str) -> None:
     given[part].setdefault(name, None)
     if given[part][name] is None:
         given[part][name] = EXAMPLES.get(field, 1)
-    given["sources"].pop(field, None)
-    with pytest.raises(HardwareError, match=rf"mine: {field} = \S.*: needs an entry"):
+    given[part]["sources"].pop(name, None)
+    with pytest.raises(HardwareError, match=rf"mine: {field} = \S.*: needs an entry '{name}'"):
         Machine.from_mapping(given, "mine")
 
 
@@ -115,7 +124,7 @@ def test_a_figure_at_its_default_needs_no_source() -> None:
     given = description()
     for field in ("gpu.count", "link.hop_ns", "cpu.dispatch_ns", "storage.page_cache_copies"):
         part, _, name = field.partition(".")
-        del given[part][name], given["sources"][field]
+        del given[part][name], given[part]["sources"][name]
     built = Machine.from_mapping(given)
     assert (built.device.count, built.cpu.dispatch_ns) == (1, 0)
 
@@ -129,15 +138,15 @@ def test_a_link_needs_a_gpu() -> None:
 @pytest.mark.parametrize("text", ["a data sheet", "Q: somewhere", "X:", "X: ", 5, None])
 def test_a_source_has_a_trust_class(text: object) -> None:
     given = description()
-    given["sources"]["gpu.launch_ns"] = text
-    with pytest.raises(HardwareError, match=r"sources\[gpu.launch_ns\].*must be 'LETTER: where"):
+    given["gpu"]["sources"]["launch_ns"] = text
+    with pytest.raises(HardwareError, match=r"gpu.sources.launch_ns = .*must be 'LETTER: where"):
         Machine.from_mapping(given, "mine")
 
 
 def test_a_source_of_no_figure_is_refused() -> None:
     given = description()
-    given["sources"]["gpu.launch"] = "X: a stopwatch"
-    with pytest.raises(HardwareError, match=r"did you mean 'gpu.launch_ns'"):
+    given["gpu"]["sources"]["launch"] = "X: a stopwatch"
+    with pytest.raises(HardwareError, match=r"did you mean 'gpu.sources.launch_ns'"):
         Machine.from_mapping(given, "mine")
 
 
@@ -149,8 +158,11 @@ def test_a_description_is_a_mapping(whole: Any) -> None:
         ModelShape.from_mapping(whole)
     with pytest.raises(HardwareError, match=r"gpu = .*must be a mapping"):
         Machine.from_mapping({**description(), "gpu": whole or 3})
-    with pytest.raises(HardwareError, match=r"sources = .*must map each"):
-        Machine.from_mapping({**description(), "sources": whole})
+    gpu = {**description()["gpu"], "sources": whole}
+    with pytest.raises(HardwareError, match=r"gpu.sources = .*must map each"):
+        Machine.from_mapping({**description(), "gpu": gpu})
+    with pytest.raises(HardwareError, match=r"^mine: sources = .*: unknown field; known: cpu, gpu"):
+        Machine.from_mapping({**description(), "sources": whole}, "mine")
 
 
 @pytest.mark.parametrize(
