@@ -11,50 +11,43 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hwmodels.attention_shape import AttentionShape
 from hwmodels.errors import HardwareError
 from hwmodels.fields import Numbers, Rule, check_rules, read_fields
+from hwmodels.file_types import named_bits, scheme_bits
 from hwmodels.units import weight_bytes
 
 MLP_MATRICES = 3
 """Gate, up and down of a dense or shared MLP."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """A model's shape and precision.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape(AttentionShape):
+    """A model's shape and precision; its attention is described by :class:`AttentionShape`.
 
-    ``shared_intermediate_size`` is that of one shared expert. With latent attention (MLA)
-    ``kv_lora_rank`` is > 0, ``head_dim`` is the part of a head without rotary embedding and the size
-    of a value head, ``num_kv_heads`` plays no part, and the KV cache holds the compressed latents.
-    Bits are per weight with scales: 16 for bf16, 4.25 for MXFP4, about 4.5 for Q4. ``dense_bits`` is
-    the precision of all that is not a routed expert. With ``expert_bits_by_layer``, one number a MoE
-    layer, ``expert_bits`` is their mean.
+    ``shared_intermediate_size`` is that of one shared expert. Bits are per weight with scales: 16 for
+    bf16, 4.25 for MXFP4, about 4.5 for Q4. ``dense_bits`` is the precision of all that is not a routed
+    expert, but for shared experts and LM head where ``shared_bits`` and ``head_bits`` are given. With
+    ``expert_bits_by_layer``, one number a MoE layer, ``expert_bits`` is their mean.
     """
 
     name: str
     source: str
-    num_layers: int
     num_moe_layers: int
     num_experts: int
     top_k: int
-    hidden_size: int
     expert_intermediate_size: int
-    num_attention_heads: int
-    num_kv_heads: int
-    head_dim: int
     vocab_size: int
     tie_embeddings: bool
     expert_bits: float
     dense_bits: float
-    kv_bits: float
     expert_matrices: int = 3
     num_shared_experts: int = 0
     shared_intermediate_size: int = 0
     dense_intermediate_size: int = 0
-    kv_lora_rank: int = 0
-    q_lora_rank: int = 0
-    qk_rope_head_dim: int = 0
     expert_bits_by_layer: Numbers | None = None
+    shared_bits: float | None = None
+    head_bits: float | None = None
     priced_from: tuple[int, int, int] | None = None
     """MoE layers, experts and top-k of the model itself, if a trace's stand in their place."""
     low_bits: float | None = None
@@ -64,11 +57,13 @@ class ModelShape:
     def from_mapping(cls, mapping: Mapping[str, Any], name: str = "model") -> ModelShape:
         """Build a shape from plain values as in ``conf/model/*.yaml``.
 
-        ``name`` tells the file in messages; raises HardwareError for the first mistake.
+        ``name`` tells the file in messages; raises HardwareError for the first mistake. Bits may name a
+        scheme, as ``Q4_K_M`` or ``bf16`` (:mod:`hwmodels.file_types`).
         """
-        own = mapping
-        if isinstance(mapping, Mapping) and mapping.get("expert_bits_by_layer") is not None:
-            own = {**mapping, "expert_bits": 1}  # their mean, once they are read
+        own, schemes = named_bits(mapping, name)
+        if own.get("expert_bits_by_layer") is not None:
+            own["expert_bits"] = 1  # their mean, once they are read
+            schemes.pop("expert_bits", None)
         values = read_fields(
             cls, own, name, may_be_zero=_MAY_BE_ZERO, skip=("priced_from", "low_bits")
         )
@@ -76,34 +71,26 @@ class ModelShape:
             values["expert_bits"] = sum(by_layer) / len(by_layer)
         shape = cls(**values)
         check_rules(shape, name)
+        for field, scheme in schemes.items():
+            shape = replace(shape, **scheme_bits(shape, field, scheme))
         return shape
 
     def rules(self) -> list[Rule]:
         """Return what fields demand of each other."""
         layers, moe, experts = self.num_layers, self.num_moe_layers, self.num_experts
-        heads, shared = self.num_attention_heads, self.num_shared_experts
-        is_latent = self.kv_lora_rank > 0
+        by_layer, shared = self.expert_bits_by_layer, self.num_shared_experts
+        bits = ("expert_bits", "dense_bits", "shared_bits", "head_bits")
         return [
             ("num_moe_layers", moe <= layers, f"must be <= num_layers = {layers}"),
             ("top_k", self.top_k <= experts, f"must be <= num_experts = {experts}"),
-            (
-                "num_kv_heads",
-                is_latent or heads % self.num_kv_heads == 0,
-                f"must divide num_attention_heads = {heads}",
-            ),
+            *self.attention_rules(),
+            ("expert_bits_by_layer", max(by_layer or (1,)) <= 32, "must be numbers <= 32"),
             (
                 "expert_bits_by_layer",
-                max(self.expert_bits_by_layer or (1,)) <= 32,
-                "must be numbers <= 32",
-            ),
-            (
-                "expert_bits_by_layer",
-                len(self.expert_bits_by_layer or range(moe)) == moe,
+                len(by_layer or range(moe)) == moe,
                 f"must have num_moe_layers = {moe} numbers",
             ),
-            ("expert_bits", self.expert_bits <= 32, "must be <= 32"),
-            ("dense_bits", self.dense_bits <= 32, "must be <= 32"),
-            ("kv_bits", self.kv_bits <= 32, "must be <= 32"),
+            *((field, (getattr(self, field) or 1) <= 32, "must be <= 32") for field in bits),
             (
                 "dense_intermediate_size",
                 moe == layers or self.dense_intermediate_size > 0,
@@ -114,11 +101,6 @@ class ModelShape:
                 not shared or self.shared_intermediate_size > 0,
                 f"must be > 0 with num_shared_experts = {shared}",
             ),
-            (
-                "qk_rope_head_dim",
-                is_latent == (self.qk_rope_head_dim > 0),
-                "must be > 0 with latent attention (kv_lora_rank > 0), else 0",
-            ),
         ]
 
     # -- a trace's routing at this model's sizes ---------------------------------------------------
@@ -127,8 +109,8 @@ class ModelShape:
         """Return this model with a trace's MoE layers, experts and top-k at the same sizes a layer.
 
         Dense-only layers, embedding and head stay; bits by layer are cut, or repeated from the first
-        on. The model's own counts are kept for :meth:`priced_note`; raises HardwareError if the counts
-        are impossible.
+        on; kinds of attention keep their shares. The model's own counts are kept for
+        :meth:`priced_note`; raises HardwareError if the counts are impossible.
         """
         if not 1 <= top_k <= num_experts or num_layers < 1:
             raise HardwareError(
@@ -138,8 +120,11 @@ class ModelShape:
         by_layer = self.expert_bits_by_layer
         if by_layer is not None:
             by_layer = tuple(by_layer[layer % len(by_layer)] for layer in range(num_layers))
+        linear, windows = self.attention_of(num_layers + self.num_dense_only_layers)
         return replace(
             self,
+            num_linear_layers=linear,
+            num_window_layers=windows,
             expert_bits=sum(by_layer) / num_layers if by_layer else self.expert_bits,
             expert_bits_by_layer=by_layer,
             num_layers=num_layers + self.num_dense_only_layers,
@@ -172,17 +157,6 @@ class ModelShape:
     def expert_params(self) -> int:
         """Weights of one routed expert."""
         return self.expert_matrices * self.hidden_size * self.expert_intermediate_size
-
-    @property
-    def attention_params(self) -> int:
-        """Weights of one layer's attention: the projections of queries, keys, values and output."""
-        hidden, heads, size = self.hidden_size, self.num_attention_heads, self.head_dim
-        if not self.kv_lora_rank:
-            return 2 * hidden * heads * size + 2 * hidden * self.num_kv_heads * size
-        rank, rope, q_rank = self.kv_lora_rank, self.qk_rope_head_dim, self.q_lora_rank
-        q_size = heads * (size + rope)
-        query = q_rank * (hidden + q_size) if q_rank else hidden * q_size
-        return query + hidden * (rank + rope) + rank * heads * 2 * size + heads * size * hidden
 
     @property
     def shared_params(self) -> int:
@@ -237,47 +211,48 @@ class ModelShape:
     @property
     def attention_bytes(self) -> int:
         """Bytes of one layer's attention weights."""
-        return weight_bytes(self.attention_params, self.dense_bits)
+        return self._dense_bytes(self.attention_params)
 
     def dense_layer_bytes(self, layer: int) -> int:
         """Return the bytes of MoE layer ``layer`` without routed experts, the router included."""
         self._check_layer(layer)
-        return weight_bytes(self.dense_params, self.dense_bits)
+        return self._moe_layer_bytes
 
     @property
     def dense_only_layer_bytes(self) -> int:
         """Bytes of one dense-only layer."""
-        return weight_bytes(self.dense_only_params, self.dense_bits)
+        return self._dense_bytes(self.dense_only_params)
 
     @property
     def embedding_bytes(self) -> int:
-        """Bytes of the token embedding."""
-        return weight_bytes(self.head_params, self.dense_bits)
+        """Bytes of the token embedding, which is the head itself where they are tied."""
+        return self.head_bytes if self.tie_embeddings else self._dense_bytes(self.head_params)
 
     @property
     def head_bytes(self) -> int:
         """Bytes a step reads for the LM head; a tied head takes no memory beside the embedding."""
-        return weight_bytes(self.head_params, self.dense_bits)
-
-    @property
-    def kv_bytes_per_token_layer(self) -> int:
-        """Bytes of keys and values of one token in one layer.
-
-        Grouped heads: 2 * kv_heads * head_dim; latent attention: kv_lora_rank + qk_rope_head_dim.
-        A sliding window is not modelled: every layer keeps every token (an upper bound).
-        """
-        if self.kv_lora_rank:
-            return weight_bytes(self.kv_lora_rank + self.qk_rope_head_dim, self.kv_bits)
-        return weight_bytes(2 * self.num_kv_heads * self.head_dim, self.kv_bits)
+        return weight_bytes(self.head_params, self.head_bits or self.dense_bits)
 
     def non_expert_bytes(self, num_layers: int) -> int:
         """Return the bytes of all but routed experts for ``num_layers`` MoE layers.
 
         Counts the dense-only layers, the embedding and an untied head in full.
         """
-        layers = num_layers * weight_bytes(self.dense_params, self.dense_bits)
+        layers = num_layers * self._moe_layer_bytes
         layers += self.num_dense_only_layers * self.dense_only_layer_bytes
         return layers + self.embedding_bytes + (0 if self.tie_embeddings else self.head_bytes)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all weights."""
+        experts = sum(self.expert_bytes(layer) for layer in range(self.num_moe_layers))
+        return self.non_expert_bytes(self.num_moe_layers) + self.num_experts * experts
+
+    @property
+    def active_params(self) -> int:
+        """Weights that one token goes through: all but the routed experts not chosen and the embedding."""
+        idle = self.num_moe_layers * (self.num_experts - self.top_k) * self.expert_params
+        return self.total_params - idle - (0 if self.tie_embeddings else self.head_params)
 
     # -- operations --------------------------------------------------------------------------------
 
@@ -287,14 +262,14 @@ class ModelShape:
         return 2 * self.expert_params
 
     @property
-    def attention_flops_per_pair(self) -> int:
-        """Operations for one (new token, KV entry) pair in one layer: scores and weighted sum.
+    def _moe_layer_bytes(self) -> int:
+        if self.shared_bits is None:
+            return self._dense_bytes(self.dense_params)
+        shared = weight_bytes(self.shared_params, self.shared_bits)
+        return self._dense_bytes(self.dense_params - self.shared_params) + shared
 
-        Latent attention is counted in its absorbed form, which reads the latents as they lie.
-        """
-        if self.kv_lora_rank:
-            return 2 * self.num_attention_heads * (2 * self.kv_lora_rank + self.qk_rope_head_dim)
-        return 4 * self.num_attention_heads * self.head_dim
+    def _dense_bytes(self, num_params: int) -> int:
+        return weight_bytes(num_params, self.dense_bits)
 
     def _check_layer(self, layer: int) -> None:
         if not 0 <= layer < self.num_moe_layers:
@@ -308,6 +283,12 @@ _MAY_BE_ZERO = (
     "kv_lora_rank",
     "q_lora_rank",
     "qk_rope_head_dim",
+    "v_head_dim",
+    "num_linear_layers",
+    "linear_params",
+    "linear_state_bytes",
+    "num_window_layers",
+    "window_tokens",
 )
 
 
