@@ -80,6 +80,12 @@ class CostModel:
         layers = range(self.shape.num_banks)
         return [transfer_ns(self.shape.expert_bytes(layer), rate) for layer in layers]
 
+    def read_ns(self, layer: int) -> int:
+        """Read one expert of ``layer`` from busy storage, at the engine's block and depth."""
+        engine = self.engine
+        rate = self._storage.bytes_per_s(engine.storage_block_bytes, engine.storage_queue_depth)
+        return transfer_ns(self.shape.expert_bytes(layer), rate)
+
     @property
     def _storage(self) -> Storage:
         if self.machine.storage is None:
@@ -142,6 +148,21 @@ class CostModel:
         return self._kernels.expert_launches(packed) if self.machine.gpu else 0
 
     @property
+    def launch_ns(self) -> int:
+        """Distance of two kernels as the engine launches them."""
+        return self._kernels.launch_ns
+
+    @property
+    def dense_launch_ns(self) -> int:
+        """What of :meth:`dense_ns` is launching kernels."""
+        return self._kernels.dense_launches * self._kernels.launch_ns
+
+    @property
+    def step_launch_ns(self) -> int:
+        """What of :meth:`step_ns` is launching kernels."""
+        return self._kernels.step_launches * self._kernels.launch_ns
+
+    @property
     def pack_launches(self) -> int:
         """Kernels that permute a layer's tokens; 0 without a GPU."""
         return self.engine.pack_launches if self.machine.gpu else 0
@@ -192,9 +213,20 @@ class CostModel:
         return work
 
     def handover_ns(self, num_tokens: int) -> int:
-        """Hand a layer's activations to the CPU and back: fixed, for their bytes are few."""
+        """Hand a layer's activations to the CPU and back: fixed, for their bytes are few.
+
+        Where that breaks the engine's graph, with what the layer's kernels then take longer to launch.
+        """
         _check(num_tokens=num_tokens)
-        return self.machine.cpu.handover_ns
+        return self._handover_ns
+
+    @cached_property
+    def _handover_ns(self) -> int:
+        own_ns = round(self.machine.cpu.handover_ns * self.engine.handover_ratio)
+        kernels = self._kernels
+        if self.machine.gpu is None or not self.engine.handover_breaks_graph:
+            return own_ns
+        return own_ns + kernels.dense_launches * (kernels.stream_launch_ns - kernels.launch_ns)
 
     def activation_bytes(self, num_tokens: int) -> int:
         """Return the bytes of the hidden states of ``num_tokens`` tokens, one way."""

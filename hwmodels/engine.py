@@ -20,6 +20,11 @@ _MAY_BE_ZERO = (
     "expert_launches",
     "expert_launches_packed",
     "pack_launches",
+    "launch_issue_ratio",
+    "cpu_setup_ratio",
+    "handover_ratio",
+    "latent_launches",
+    "linear_launches",
 )
 
 
@@ -75,6 +80,46 @@ class Engine:
     """Permute and unpermute of a layer's tokens."""
     group_block_tokens: int
     """Grouped kernels compute the tokens of each expert in blocks of so many, the last one padded."""
+    latent_launches: int
+    """A layer with latent attention (MLA): what it has more than one with grouped heads."""
+    linear_launches: int
+    """A layer with linear attention: what it has more than one with grouped heads."""
+    launch_issue_ratio: float
+    """Host time of a launch from a stream over the machine's ``cpu.launch_issue_ns``.
+
+    0: the host runs ahead of the GPU, so that only the GPU's own distance of kernels counts; 1: an engine
+    in C++ whose host thread is the limit; more: eager PyTorch.
+    """
+    handover_ratio: float
+    """What a layer's handover to the CPU takes over the machine's ``cpu.handover_ns``.
+
+    That is measured as all time in which neither computes; an engine whose launches are counted by
+    themselves (``launch_issue_ratio``) has the less of it left.
+    """
+    handover_breaks_graph: bool
+    """A layer that hands over to the CPU launches its kernels from a stream even with ``graph``."""
+    attention_vector_ratio: float | None
+    """Share of the GPU's ``vector_flops`` that attention of single new tokens reaches without matrix units.
+
+    None: it uses them, so that its bytes bind. Grouped heads only.
+    """
+    matmul_ratio: float
+    """Share of the GPU's matrix multiplication rate that the kernels for the model's format reach."""
+    cpu_decode_ratio: float
+    """Share of the CPU's ``rate_by_bits`` that the engine reaches: 1 with weights repacked for it."""
+    cpu_memory_ratio: float
+    """Share of the rate at which the CPU streams weights that the engine's kernels reach."""
+    cpu_setup_ratio: float
+    """An expert's setup on the CPU over the machine's ``cpu.expert_setup_ns``."""
+    cpu_matmul_ratio: float
+    """Share of the CPU's matrix multiplication rate that the kernels reach."""
+    tensor_parallel: bool
+    """All GPUs share each matrix outside the experts; each layer then has two sums over the link."""
+    releases_memory: bool
+    """The thread that drives a layer gives the memory of dropped experts back to the operating system."""
+    speculation: str = field(metadata={"choices": ("beside", "before")})
+    """When reads that nobody waits for go: beside all other work, or only between a layer's attention
+    and its routing; what has not come by then is thrown away (one memory, read from storage)."""
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], name: str = "engine") -> Engine:
@@ -92,6 +137,20 @@ class Engine:
         return [
             ("chunks", self.chunks in (1, 3), "must be 1 or 3 (gate, up, down)"),
             ("chunks", not computes or self.chunks == 3, "must be 3 with chunk_compute"),
+            (
+                "attention_vector_ratio",
+                (self.attention_vector_ratio or 0) <= 1,
+                "must be <= 1",
+            ),
+            ("matmul_ratio", self.matmul_ratio <= 1, "must be <= 1"),
+            ("cpu_decode_ratio", self.cpu_decode_ratio <= 1, "must be <= 1"),
+            ("cpu_memory_ratio", self.cpu_memory_ratio <= 1, "must be <= 1"),
+            ("cpu_matmul_ratio", self.cpu_matmul_ratio <= 1, "must be <= 1"),
+            (
+                "speculation",
+                self.speculation == "beside" or self.copies_overlap,
+                "must be beside without copies_overlap, which waits for all reads",
+            ),
             (
                 "order",
                 not computes or self.order == "ready",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 from hwmodels.curves import on_grid, proportional
 from hwmodels.engine import Engine
-from hwmodels.machine import Machine
+from hwmodels.machine import CPU, Machine
 from hwmodels.model_shape import ModelShape
 from hwmodels.units import NS_PER_S, compute_ns, transfer_ns
 
@@ -36,7 +37,7 @@ class HostCosts:
 
     def __init__(self, shape: ModelShape, machine: Machine, engine: Engine) -> None:
         self._shape = shape
-        self._cpu = machine.cpu
+        self._cpu = _as_used(machine.cpu, engine)
         self.num_teams = min(engine.cpu_experts_at_once, machine.cpu.threads_used)
         self._threads = machine.cpu.threads_used // self.num_teams
 
@@ -62,3 +63,17 @@ class HostCosts:
         all_ns = on_grid(table, num_bytes, num_tokens, proportional)
         time_ns = math.ceil(all_ns * self._cpu.threads_used / self._threads)
         return CPUWork(0, num_bytes, -(-num_bytes * NS_PER_S // time_ns), time_ns)
+
+
+def _as_used(cpu: CPU, engine: Engine) -> CPU:
+    """Return the CPU with what the engine's kernels reach of its rates, and their setup."""
+    rows = cpu.rate_by_bits
+    if rows is not None and engine.cpu_decode_ratio != 1:
+        rows = tuple((bits, rate * engine.cpu_decode_ratio) for bits, rate in rows)
+    return replace(
+        cpu,
+        rate_by_bits=rows,
+        memory_bytes_per_s=max(1, int(cpu.memory_bytes_per_s * engine.cpu_memory_ratio)),
+        expert_setup_ns=round(cpu.expert_setup_ns * engine.cpu_setup_ratio),
+        matmul_flops=max(1, int(cpu.matmul_flops * engine.cpu_matmul_ratio)),
+    )

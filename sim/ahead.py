@@ -68,6 +68,11 @@ class Ahead:
             self._forget(key)
         return cancels
 
+    def give_up(self, keys: Sequence[int]) -> None:
+        """Give up queued loads that a driver has dropped."""
+        for key in keys:
+            self._forget(key)
+
     def clear(self, pool: int, cancels: list[int]) -> int:
         """Give up all queued loads into a pool; return the bytes that frees."""
         residency, freed_bytes = self._residency, 0

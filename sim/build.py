@@ -27,8 +27,8 @@ from sim.settings import check_settings, did_you_mean, prefetch_limit
 from sim.types import ConfigError, KeySpace
 from sim.warm_up import WarmUp, warm, warm_up_of
 from sim.workload import Workload
+from traces.importers.by_name import read_any
 from traces.schema import Trace, TraceError
-from traces.store import read_trace
 
 
 @dataclass(slots=True)
@@ -138,6 +138,14 @@ def _check_roles(
         raise ConfigError(
             f"engine.storage_access = page_cache: machine {costs.machine.name} has no storage; must be direct"
         )
+    if (
+        policies.prefetch is not None
+        and kind == "discrete"
+        and costs.engine.speculation == "before"
+    ):
+        raise ConfigError(
+            f"engine.speculation = before: machine {costs.machine.name} loads over a link; must be beside"
+        )
     if policies.host is not None and costs.engine.storage_access == "page_cache":
         raise ConfigError(
             f"policy/{name}: host: the operating system rules the page cache; must be left out with "
@@ -228,7 +236,7 @@ def resolve_path(path: str) -> Path:
 @lru_cache(maxsize=2)
 def _read_trace(path: str) -> Trace:
     """Keep the last traces: the points of a sweep share them, so that nobody may write in them."""
-    trace = read_trace(path)
+    trace = read_any(path)
     for name in trace.columns:
         column = getattr(trace, name)
         if isinstance(column, np.ndarray):

@@ -17,6 +17,7 @@ from sim.kernels import KernelCosts, kernels_of
 from sim.link import Copy
 from sim.offloader import Offloader
 from sim.sharing import Shares
+from sim.speculation import Release
 from sim.staging import Staging
 from sim.supply import CopyCosts, Supply
 from sim.trips import CPUCosts
@@ -69,6 +70,10 @@ class Execution:
         if hardware.in_order or not hardware.copies_overlap:
             self._gate = Gate(at_end=not hardware.copies_overlap)
         self._whole_copies = hardware.chunks == 1 and hardware.through_host
+        self._release: Release | None = None
+        if hardware.release_bytes_per_s:
+            self._release = Release(hardware, offloader, self.supply.storage)
+        self._release_ns = 0  # of a layer whose kernels wait for all its copies
         self._at_once: AtOnce | None = None
         if AtOnce.suits(hardware, keys.num_copies) and log is None:
             self._at_once = AtOnce(hardware, self.kernels, self.cpu, offloader)
@@ -92,6 +97,8 @@ class Execution:
         if issue_ns and plan.resident and (plan.loads or plan.bypasses):
             # One thread issues the copies that are waited for first, and then the kernels.
             begin_ns += issue_ns * (len(plan.loads) + len(plan.bypasses))
+        if self._release is not None:
+            begin_ns += self._releases(self._release.ns(plan.evicts), plan)
         if self._one_gpu:
             gpus[0].begin(now_ns, begin_ns)
         else:
@@ -111,6 +118,15 @@ class Execution:
             self.supply.carry(plan)  # storage may have what the CPU needs
         if self.cpu.is_held and not self._num_demanded:
             self._begin_cpu_late()
+
+    def _releases(self, release_ns: int, plan: LayerPlan) -> int:
+        """Return how long a plan's kernels wait for dropped experts' memory to be given back.
+
+        The host thread does that when it has asked for the copies; if it waits for these first, afterwards.
+        """
+        later = not self._hardware.copies_overlap and (plan.late or plan.loads or plan.bypasses)
+        self._release_ns = release_ns if later else 0
+        return release_ns - self._release_ns
 
     @property
     def is_quiet(self) -> bool:
@@ -236,7 +252,9 @@ class Execution:
         if self._blames or copy.queued_ns > gpu.blamed_ns:
             self._blame(gpu, copy)
         if self._gate is not None:
-            self._run(plan, self._gate.arrived(key), now_ns)
+            keys = self._gate.arrived(key)
+            ready_ns = gpu.hold(now_ns, self._release_ns) if keys and self._release_ns else now_ns
+            self._run(plan, keys, ready_ns)
         else:
             self._run_one(plan, gpu, copy)
         self._num_demanded -= 1

@@ -59,6 +59,12 @@ class GPU:
         self.num_runs += 1
         return begin_ns
 
+    def hold(self, now_ns: int, host_ns: int) -> int:
+        """Let kernels wait for the host thread for so long; return when they may begin."""
+        self.host_ns += host_ns
+        self.blamed_ns = now_ns + host_ns
+        return self.blamed_ns
+
     def blame(
         self, now_ns: int, queued_ns: int, held_by: Kind | None, slowed_ns: int, direct: bool
     ) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hwmodels.cost import CostModel
+from hwmodels.errors import HardwareError
 from hwmodels.machine import Machine
 from hwmodels.units import transfer_ns
 from sim.pools import Layout
@@ -93,6 +94,8 @@ class Hardware:
     storage_passes    passes over host memory of a read
     through_host      storage is read into host memory, and from there to the GPU; else straight to
                       where experts are computed (unified memory, or no GPU)
+    predict_ns, router_ns see sim/speculation.py
+    release_bytes_per_s   rate at which dropped experts' memory is given back; 0: it is kept
     kv_bytes_per_token    for the timeline's counters
     """
 
@@ -117,12 +120,20 @@ class Hardware:
     reading: Reading | None = None
     storage_passes: int = 1
     through_host: bool = True
+    predict_ns: int = 0
+    router_ns: int = 0
+    release_bytes_per_s: int = 0
     kv_bytes_per_token: int = 0
 
     @property
     def num_gpus(self) -> int:
         """Number of GPUs."""
         return max(self.gpu_of_key, default=0) + 1
+
+    @property
+    def speculates(self) -> bool:
+        """Tell whether reads that nobody waits for have windows of their own."""
+        return self.reading is not None and self.reading.in_windows
 
     @property
     def times_alone(self) -> bool:
@@ -157,11 +168,17 @@ def hardware_of(costs: CostModel, layout: Layout, is_shared: bool, reads_storage
     """
     machine, engine, shape = costs.machine, costs.engine, costs.shape
     link, cpu, storage = machine.link, machine.cpu, machine.storage
+    if engine.releases_memory and cpu.release_bytes_per_s is None:
+        raise HardwareError(
+            f"machine/{machine.name}: cpu.release_bytes_per_s: missing, must be given with "
+            f"engine/{engine.name}.releases_memory"
+        )
     reading = None
     if reads_storage:
         assert storage is not None
         block, depth = engine.storage_block_bytes, engine.storage_queue_depth
-        reading = Reading(storage, block, depth, storage.setup_ns)
+        in_windows = engine.speculation == "before"
+        reading = Reading(storage, block, depth, storage.setup_ns, in_windows)
     buffered = storage is not None and engine.storage_access == "page_cache"
     kinds = Hardware(
         copies_overlap=engine.copies_overlap,
@@ -177,6 +194,9 @@ def hardware_of(costs: CostModel, layout: Layout, is_shared: bool, reads_storage
         reading=reading,
         storage_passes=storage.page_cache_copies if storage is not None and buffered else 1,
         through_host=machine.kind == "discrete",
+        predict_ns=cpu.predict_ns,
+        router_ns=cpu.router_ns,
+        release_bytes_per_s=(cpu.release_bytes_per_s or 0) if engine.releases_memory else 0,
         kv_bytes_per_token=shape.kv_bytes_per_token_layer * shape.num_layers,
     )
     if link is None:

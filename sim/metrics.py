@@ -17,9 +17,10 @@ evictions            experts dropped from the cache, those that a growing KV cac
 cancels              prefetches given up while they were still queued
 reads, read_bytes    experts that came from storage, counted with the plan that wants them
 demotions, d2h_bytes  evicted experts that went back to host memory
-demand_bytes         bytes of loads and bypasses; prefetch_bytes those of prefetches that arrived
+demand_bytes         bytes of loads and bypasses; prefetch_bytes those of prefetches that arrived, or were
+                     thrown away under way (engine.speculation: before)
 h2d_bytes            demand_bytes + prefetch_bytes
-wasted_prefetch_bytes  prefetches dropped before any use, or arrived and unused at the end
+wasted_prefetch_bytes  prefetches thrown away under way, or dropped before any use, or unused at the end
 prefetch_useful_rate  prefetches used before they were dropped / prefetches that arrived
 pairs, gpu_pairs     (token, expert) pairs computed, and those of them on GPUs
 union_size           distinct experts of an event, mean over steps that only decode

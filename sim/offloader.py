@@ -101,6 +101,7 @@ class Offloader:
         )
         self._doubts = self._ahead.doubts
         self._under_way = self._ahead.under_way
+        self.give_up = self._ahead.give_up  # queued prefetches that a driver has dropped
         preload(residency, policies.caches, self.view)
         self.host: HostTier | None = None
         if host is not None:

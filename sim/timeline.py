@@ -31,6 +31,7 @@ from sim.offloader import Offloader
 from sim.requests import RequestClock
 from sim.schedule import WorkStep
 from sim.sharing import Shares
+from sim.speculation import Window
 from sim.types import ConfigError, LayerPlan, LayerRouting, StepInfo
 from sim.workload import Workload
 
@@ -122,6 +123,11 @@ class Timeline:
             self._log,
             self._schedule_wake,
         )
+        self._window: Window | None = None
+        storage = self._layer.supply.storage
+        if storage is not None and hardware.speculates and offloader.policies.prefetch is not None:
+            parts = (self._clock, hardware, storage, offloader, self._counter)
+            self._window = Window(*parts)
         repack = offloader.policies.repack
         packed, splits = offloader.view.packed, repack is not None
         keys, kernels = offloader.residency.keys, self._layer.kernels
@@ -193,7 +199,9 @@ class Timeline:
         clock, layer, info = self._clock, self._layer, step.info
         attention = info.num_tokens, info.kv_tokens, info.attention_pairs
         dense_ns = self._costs.dense_ns(*attention)
-        hops_ns = self._hops_ns
+        hops_ns, window, waited_ns = self._hops_ns, self._window, 0
+        if window is not None:
+            dense_ns += window.predict_ns
         for routing in self._workload.routings(step):
             hop_ns = hops_ns[routing.layer]
             if layer.is_quiet:
@@ -201,7 +209,9 @@ class Timeline:
             else:
                 yield self._after_layer(dense_ns + hop_ns, PLAN)
             self._close(info, routing.layer, dense_ns, hop_ns)
-            self._plan_layer(info, routing, dense_ns)
+            if window is not None:
+                waited_ns = yield from window.run()
+            self._plan_layer(info, routing, dense_ns, waited_ns)
         last_ns = self._costs.step_ns(info.num_tokens, info.num_outputs, *attention[1:])
         yield self._after_layer(last_ns + hops_ns[-1], COMPUTE_ENDED)
         self._close(info, -1, last_ns, hops_ns[-1])
@@ -216,8 +226,13 @@ class Timeline:
             end_ns = self._clock.now - extra_ns
             self._log.handover(info, Kind.HOP, home, layer, end_ns - hop_ns, end_ns)
 
-    def _plan_layer(self, info: StepInfo, routing: LayerRouting, dense_ns: int) -> None:
-        """Plan the layer whose attention and router have just ended, and begin to carry it out."""
+    def _plan_layer(
+        self, info: StepInfo, routing: LayerRouting, dense_ns: int, waited_ns: int
+    ) -> None:
+        """Plan the layer whose attention and router have ended, and begin to carry it out.
+
+        They ended ``waited_ns`` ago, and a speculative read was on its way until now.
+        """
         layer, now_ns = self._layer, self._clock.now
         plan = self._offloader.plan_layer(routing, now_ns)
         self._counter.add(plan)
@@ -229,8 +244,10 @@ class Timeline:
             layer.supply.cancel(plan.cancels)
         layer.begin(info, plan, now_ns)
         if self._log is not None:
-            begin_ns, home = now_ns - dense_ns, layer.kernels.home(routing.layer).index
-            self._log.layer(info, Kind.DENSE, home, routing.layer, begin_ns, now_ns)
+            end_ns, home = now_ns - waited_ns, layer.kernels.home(routing.layer).index
+            router_ns = 0 if self._window is None else self._window.router_ns
+            begin_ns = end_ns - router_ns - dense_ns
+            self._log.layer(info, Kind.DENSE, home, routing.layer, begin_ns, end_ns)
             self._sample(self._log, now_ns)
 
     def _sample(self, log: EventLog, now_ns: int) -> None:

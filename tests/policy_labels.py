@@ -6,7 +6,10 @@ from typing import Any
 
 from tests.configs import composed
 
-ASSUMED = {"prefetch_assumed", "prefetch_assumed_adapmoe", "prefetch_assumed_qwen3"}
+ASSUMED = {
+    *("lru_global_next_gate", "prefetch_assumed"),
+    *("prefetch_assumed_adapmoe", "prefetch_assumed_qwen3"),
+}
 ORACLES = ASSUMED | {
     *("belady", "belady_bypass", "lru_union_oracle", "prefetch_perfect", "stage_oracle"),
 }

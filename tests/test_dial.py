@@ -61,6 +61,15 @@ def test_a_wrong_one_has_the_place_of_the_right_one_that_is_lost() -> None:
     assert abs(4 * np.mean(found) - 0.5) < 0.06
 
 
+def test_wrong_ones_may_come_last() -> None:
+    """Four of which each is right with .5: the first named is wrong only if all are, .5^4 of the time."""
+    of = work()
+    first = overlaps(of, ask(of, dial(of, accuracy=0.5, wrong_last=True), width=1), 1)
+    assert abs(4 * np.mean(first) - (1 - 0.5**4)) < 0.03
+    whole = overlaps(of, ask(of, dial(of, accuracy=0.5, wrong_last=True)), 1)
+    assert abs(np.mean(whole) - 0.5) < 0.03  # as many are right as otherwise
+
+
 def test_each_layer_has_an_accuracy_of_its_own() -> None:
     of = work()
     said = ask(of, dial(of, accuracy=[0.9, 0.2, 0.6]))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from public_data import routing_file
 
+from traces.importers.by_name import read_any
 from traces.importers.experts_npz import read_experts_npz
 from traces.importers.route_csv import read_route_csv, read_route_residency
 from traces.schema import NO_EXPERT, TraceError
@@ -70,6 +71,17 @@ def test_route_csv_becomes_a_trace(tmp_path: Path) -> None:
         assert trace.expert_weights[row, int(layer) - 1, int(slot)] == weight
     write_trace(tmp_path / "t.parquet", trace)
     assert read_trace(tmp_path / "t.parquet").meta == meta
+
+
+def test_a_trace_is_read_by_the_kind_its_name_tells(tmp_path: Path) -> None:
+    path = tmp_path / "toy.route.csv"
+    path.write_text("\n".join(route_lines()) + "\n", encoding="utf-8")
+    found, stored = read_any(path), tmp_path / "toy.parquet"
+    assert (found.expert_ids == read_route_csv(path).expert_ids).all()
+    write_trace(stored, found)
+    assert (read_any(stored).expert_ids == found.expert_ids).all()
+    with pytest.raises(TraceError, match=r"no-such\.npz"):
+        read_any(tmp_path / "no-such.npz")
 
 
 def test_route_residency_keeps_file_order(tmp_path: Path) -> None:

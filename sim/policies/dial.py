@@ -70,6 +70,9 @@ class AssumedAccuracy(Listed):
         length than the trace has layers is read by relative depth.
     loss_per_layer
         What every further layer ahead takes from it.
+    wrong_last
+        Whether the wrong ones are named last: a gate errs where it is least sure. Else each is named in the
+        place of a right one.
     """
 
     oracle = True
@@ -82,6 +85,7 @@ class AssumedAccuracy(Listed):
         num_layers: int,
         accuracy: float | Sequence[float] = 0.9,
         loss_per_layer: float = 0.0,
+        wrong_last: bool = False,
     ) -> None:
         given = [accuracy] if isinstance(accuracy, int | float) else list(accuracy)
         if not given or not all(0.0 <= a <= 1.0 for a in given):
@@ -90,6 +94,7 @@ class AssumedAccuracy(Listed):
             raise ValueError(f"loss_per_layer = {loss_per_layer}: must be in [0, 1]")
         self.accuracy = [given[layer * len(given) // num_layers] for layer in range(num_layers)]
         self.loss_per_layer = loss_per_layer
+        self.wrong_last = wrong_last
         self._future = future
         self._rng = rng
         self._drawn: dict[int, tuple[list[float], list[int]]] = {}
@@ -102,22 +107,22 @@ class AssumedAccuracy(Listed):
         return found
 
     def listed(self, layer: int, view: View) -> list[int]:
-        """Return the experts named for the layer's next event, each wrong one in the place of a right one."""
+        """Return the experts named for the layer's next event, wrong ones among them."""
         event, first = _target(layer, view), layer * view.num_experts
         truth = [key - first for key in self._future.used(event)]
         accuracy = self.accuracy[layer] - self.loss_per_layer * (event - view.event - 1)
         luck, wrong = self._draws(event, len(truth), view.event)
         found: list[int] = []
-        used = 0
+        used, others = 0, list[int]() if self.wrong_last else found
         for expert, draw in zip(truth, luck, strict=True):
             if draw < accuracy:
                 found.append(expert)
             elif used < view.num_experts - len(truth):
                 if used == len(wrong):
                     wrong.append(self._other(truth, wrong, view.num_experts))
-                found.append(wrong[used])
+                others.append(wrong[used])
                 used += 1
-        return found
+        return found + others if self.wrong_last else found
 
     def _other(self, truth: Sequence[int], wrong: Sequence[int], num_experts: int) -> int:
         """Return any expert of a layer that is neither right nor picked already."""
