@@ -15,6 +15,11 @@ _COMMANDS = {
         "sim.run",
         "simulate offloading policies on a trace; -m sweeps (--help for the options)",
     ),
+    "model": (
+        "sim.model_cli",
+        "list the models, show one, or make a file of a config.json, GGUF or safetensors",
+    ),
+    "machines": ("sim.machines_cli", "list the machines and their parts, or show one with sources"),
     "policies": ("sim.catalogue", "list the policies that come with it, or show one"),
     "check-policy": (
         "sim.check_cli",
@@ -23,6 +28,22 @@ _COMMANDS = {
     "stages": (
         "sim.stage_report",
         "hold detectors of reasoning stages against a trace's annotated stages",
+    ),
+    "predict": (
+        "sim.predict_cli",
+        "predict speed, memory and bottleneck of a model on a machine, without a run",
+    ),
+    "advise": (
+        "sim.advise_cli",
+        "search engines, placements and quantisations for the fastest that fits",
+    ),
+    "calibrate": (
+        "sim.calibrate",
+        "fit figures of machine and engine files to measured rows",
+    ),
+    "published": (
+        "sim.published_cli",
+        "predict what others published, and show how far off that is",
     ),
     "record": ("traces.record_cli", "record the router trace of a torch MoE run"),
 }

@@ -14,6 +14,7 @@ from sim.league import league
 from sim.plot_style import caption, look, new_figure, save
 from sim.plots_relative import relative_by_cache
 from sim.report_league import league_figure
+from sim.roofline_plot import plot_points
 
 _DASHES = ("-", "--", ":", "-.", (0, (6, 1)), (0, (1, 4)))
 _PARTS = (
@@ -50,7 +51,8 @@ def plot_sweep(rows: Sequence[Row], folder: Path) -> list[Path]:
         if standings and several_sizes:
             figure = relative_by_cache(rows, baseline)
             drawn += [] if figure is None else [save(figure, folder / "relative_by_cache")]
-    return drawn
+    pointed = plot_points(rows, folder / "roofline")
+    return drawn if pointed is None else [*drawn, pointed]
 
 
 def throughput_by_cache(rows: Sequence[Row]) -> Figure:

@@ -18,6 +18,7 @@ from sim.perfetto import TIMELINE
 from sim.report_batch import UNION, batch_lines
 from sim.report_batch import WHEN as WHEN_BATCH
 from sim.report_quality import LEGEND, QUALITY, WHEN, ledger_lines
+from sim.report_roofline import print_roofline
 
 
 def print_run(summary: Row, folder: Path) -> None:
@@ -28,6 +29,8 @@ def print_run(summary: Row, folder: Path) -> None:
         console.print(line, highlight=False)
     if summary.get("what_if"):
         console.print(_what_if_table(summary))
+    if summary.get("roofline"):
+        print_roofline(console, summary, folder)
     if (folder / TIMELINE).exists():
         where = f"Timeline: {folder / TIMELINE} (open it in https://ui.perfetto.dev)"
         console.print(where, highlight=False, soft_wrap=True)

@@ -134,6 +134,7 @@ def _told(error: Exception) -> str:
 def _run_point(config: DictConfig, folder: Path, is_sweep: bool) -> dict[str, Any]:
     from sim.perfetto import TIMELINE, write_run_timeline
     from sim.progress import step_bar
+    from sim.report_roofline import ROOFLINE, write_roofline
     from sim.results import finish_run
     from sim.simulate import simulate
     from sim.whatif import WHAT_IF, what_if, write_what_if
@@ -143,13 +144,15 @@ def _run_point(config: DictConfig, folder: Path, is_sweep: bool) -> dict[str, An
     with bar("steps") as watch:
         summary, _ = simulate(plain, folder, watch if callable(watch) else None)
     summary["overrides"] = _overrides()
-    for earlier in (TIMELINE, WHAT_IF):  # of another run into the same folder
+    for earlier in (TIMELINE, WHAT_IF, ROOFLINE):  # of another run into the same folder
         (folder / earlier).unlink(missing_ok=True)
     if plain["output"]["perfetto"] is not None:
         write_run_timeline(folder, plain, summary)
     if plain["output"]["what_if"]:
         summary["what_if"] = what_if(plain, simulate, summary, bar)
         write_what_if(folder / WHAT_IF, summary["what_if"])
+    if summary.get("roofline"):
+        write_roofline(folder / ROOFLINE, summary["roofline"])
     finish_run(folder, summary, OmegaConf.to_yaml(config, resolve=True))
     return summary
 

@@ -155,6 +155,7 @@ SETTINGS: dict[str, dict[str, Rule]] = {
         "belady": _SWITCH,
         "perfetto": _or_null(_WINDOW),
         "what_if": _SWITCH,
+        "roofline": _SWITCH,
         "sequential": _SWITCH,
         "baseline": _or_null(_TEXT),
         "highlight": _or_null((_is_names, "must be a list of names of policies")),

@@ -20,6 +20,8 @@ from sim.metrics import RunTables, Totals
 from sim.perfetto import check_window
 from sim.policies.detectors import CueStageDetector
 from sim.results import streamed_tables
+from sim.roofline import roofline_of_run, summary_rows
+from sim.roofline_work import CountingCosts
 from sim.tables import Table
 from sim.timeline import Timeline
 
@@ -36,6 +38,8 @@ def simulate(
     rows; without one they hold all.
     """
     scenario = build(config)
+    if config["output"]["roofline"]:
+        scenario.costs = CountingCosts(scenario.costs, scenario.offloader.residency.keys)
     provenance = _provenance(config, scenario)
     record_events = config["output"]["events"] or config["output"]["perfetto"] is not None
     num_layers, num_experts = scenario.workload.num_layers, scenario.workload.num_experts
@@ -55,6 +59,9 @@ def simulate(
         with streamed_tables(folder, totals, provenance, *shape) as tables:
             _run(config, scenario, tables, watch)
     metrics = _metrics(config, scenario, totals, tables)
+    if isinstance(scenario.costs, CountingCosts):
+        found = roofline_of_run(config, scenario, tables, metrics, scenario.costs)
+        metrics["roofline"] = summary_rows(found)
     return {**_choices(config, scenario), **metrics, "provenance": provenance}, tables
 
 
@@ -65,8 +72,10 @@ def _run(
     num_steps = scenario.workload.num_steps
     check_window(config, num_steps)
     on_step = None if watch is None else watch(num_steps)
-    parts = (scenario.workload, scenario.offloader, scenario.costs, scenario.hardware)
-    Timeline(*parts, tables=tables, on_step=on_step).run()
+    costs = scenario.costs
+    on_plan = costs.on_plan if isinstance(costs, CountingCosts) else None
+    parts = (scenario.workload, scenario.offloader, costs, scenario.hardware)
+    Timeline(*parts, tables=tables, on_step=on_step, on_plan=on_plan).run()
 
 
 def _metrics(

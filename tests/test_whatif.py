@@ -91,9 +91,8 @@ def test_a_configuration_is_left_as_it_is_and_variants_only_summarise() -> None:
     before = deepcopy(given)
     what_if(given, lambda c, f, w: (asked.append(c["output"]) or BASE, None), BASE)
     assert given == before
-    assert all(
-        o == {"events": False, "perfetto": None, "belady": False, "what_if": False} for o in asked
-    )
+    silent = dict.fromkeys(("events", "belady", "what_if", "roofline"), False)
+    assert all(output == {**silent, "perfetto": None} for output in asked)
     assert len(asked) == 13
 
 
@@ -142,6 +141,20 @@ def test_measured_cpu_times_are_halved_for_the_cpu_and_say_nothing_of_memory() -
     found = settings(given)
     assert "machine.cpu.expert_table=[[4096, 1, 250]]" in found["CPU x2"]
     assert found["host memory x2"] == "cpu.expert_table does not tell what memory is of its times"
+
+
+def test_tables_by_bits_are_held_against_what_memory_gives_after_its_derate() -> None:
+    """The same achieved rates give the same tables, whether a derate is in between or not."""
+    given = config()
+    given["machine"]["gpu"] |= {"memory_bytes_per_s": 200, "memory_derate": 0.5}
+    given["machine"]["cpu"] |= {"memory_bytes_per_s": 120, "memory_derate": 0.5}
+    found, plain = settings(given), settings(config())
+    rates = "machine.gpu.rate_by_bits=[[2, 60], [4, 100], [8, 100]]"
+    assert rates in found["GPU compute x2"]
+    assert rates in plain["GPU compute x2"]
+    doubled = "machine.cpu.rate_by_bits=[[2, 40], [8, 120]]"
+    assert doubled in found["host memory x2"]
+    assert doubled in plain["host memory x2"]
 
 
 def test_a_tenth_of_the_slots_is_at_least_one_a_layer(small_trace_file: Path) -> None:

@@ -1,0 +1,70 @@
+"""What a search came to: the best point, the frontier of speed, memory and quality, and why others lose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sim.advise import Point
+
+
+def best_of(points: Sequence[Point]) -> Point | None:
+    """Return the fastest point that fits; among equals the one of more bits, then of less memory."""
+    fitting = [point for point in points if point.fits]
+    return max(fitting, key=_merit) if fitting else None
+
+
+def _merit(point: Point) -> tuple[float, float, int]:
+    return point.speed, point.bits, -point.memory_bytes
+
+
+def frontier(points: Sequence[Point]) -> list[Point]:
+    """Return the points that fit of which no other is as fast, as small and as precise, and better in one.
+
+    In order of bits, then speed, the greatest first.
+    """
+    kept: list[Point] = []
+    fitting = [point for point in points if point.fits]
+    for point in sorted(fitting, key=lambda p: (-p.bits, -p.speed, p.memory_bytes)):
+        if not any(k.speed >= point.speed and k.memory_bytes <= point.memory_bytes for k in kept):
+            kept.append(point)
+    return kept
+
+
+def best_by(points: Sequence[Point], *fields: str) -> list[Point]:
+    """Return the fastest point that fits for each value of the fields, the fastest first."""
+    groups: dict[tuple[object, ...], list[Point]] = {}
+    for point in points:
+        groups.setdefault(tuple(getattr(point, field) for field in fields), []).append(point)
+    found = [best for group in groups.values() if (best := best_of(group)) is not None]
+    return sorted(found, key=_merit, reverse=True)
+
+
+def too_large(points: Sequence[Point]) -> list[Point]:
+    """Return, for each engine, the fastest point that does not fit and is faster than all that do.
+
+    Of ways without any that fits, the one that needs least.
+    """
+    best = best_of(points)
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        groups.setdefault(point.engine, []).append(point)
+    found = []
+    for group in groups.values():
+        lacking = [point for point in group if not point.fits]
+        if best is not None:
+            faster = [point for point in lacking if point.speed > best.speed]
+            if faster:
+                found.append(max(faster, key=lambda p: (p.bits, p.speed)))
+        elif lacking:
+            found.append(min(lacking, key=lambda p: p.memory_bytes))
+    return found
+
+
+def loses_by(point: Point, best: Point) -> list[tuple[str, float]]:
+    """Return the parts of a token's time that a point has more of than the best, in ns, the most first."""
+    mine, its = point.found.decode.ns, best.found.decode.ns
+    tokens, others = point.case.batch_size, best.case.batch_size
+    more = {
+        part: mine.get(part, 0.0) / tokens - its.get(part, 0.0) / others for part in {*mine, *its}
+    }
+    return sorted(((part, ns) for part, ns in more.items() if ns > 0), key=lambda item: -item[1])
