@@ -7,13 +7,14 @@ only: that point's folder then holds ``error.json``, and the exit code tells.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import sys
 import time
 import traceback
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ _FLAGS_WITH_VALUE = (
     *("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn"),
     *("--package", "-p", "--cfg", "-c", "--experimental-rerun"),
 )
+_NOT_OURS = ("calibration", "placement", "published", "usage")
+"""Folders of ``conf/`` whose options are no groups of a run: other commands read them."""
 _started_s = int(time.time())  # whole seconds, as some file systems keep them
 _wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
 
@@ -79,10 +82,15 @@ def main(arguments: list[str]) -> int:
     code = 0
     try:
         sys.argv = ["greenroom sim", *_flags_first(arguments)]
-        run()
+        if {"--help", "-h"} & set(sys.argv):
+            _print_help()
+        else:
+            run()
     except KeyboardInterrupt:
         code = 130
         _complain("interrupted")
+    except BrokenPipeError:  # the reader of our output has gone: no mistake
+        raise
     except Exception as error:
         if _wants_traceback:
             raise
@@ -91,6 +99,17 @@ def main(arguments: list[str]) -> int:
     if _Outcome.sweep_folder is not None:
         code = max(code, _finish_sweep(_Outcome.sweep_folder))
     return max(code, 2 if _Outcome.failed else 0)
+
+
+def _print_help() -> None:
+    """Print Hydra's help, which lists every folder of options, without those of other commands."""
+    shown = io.StringIO()
+    try:
+        with redirect_stdout(shown):
+            run()
+    finally:  # Hydra ends the process
+        lines = shown.getvalue().splitlines(keepends=True)
+        print("".join(line for line in lines if line.partition(": ")[0] not in _NOT_OURS), end="")
 
 
 def _flags_first(arguments: list[str]) -> list[str]:

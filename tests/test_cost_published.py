@@ -113,11 +113,11 @@ def test_a_cpu_alone(kv_tokens: int, tokens_per_s: float) -> None:
 
 
 def test_a_phones_compute() -> None:
-    """Qwen3-30B-A3B Q4_K_M, six experts a layer: 107 ms a token, which its memory rate is fitted to."""
-    shape = model("qwen3_30b_a3b", expert_bits=4.5, dense_bits=4.5)
-    found = costs(shape, "phone_sd8gen3")
-    layer_ns = found.dense_ns(1, 64, 64) + found.experts_gpu_ns(0, [1] * 6, False)
-    assert 48 * layer_ns + found.step_ns(1, 1, 64, 64) == pytest.approx(107e6, rel=0.03)
+    """Qwen3-30B-A3B Q4_K_M on four threads: 107 and 134 ms a token in two runs; the rate lies between."""
+    bits = {"expert_bits": 4.84375, "dense_bits": 4.94, "head_bits": 6.5625}
+    found = costs(model("qwen3_30b_a3b", **bits), "oneplus_15r")
+    layer_ns = found.dense_ns(1, 64, 64) + found.experts_gpu_ns(0, [1] * 8, False)
+    assert 48 * layer_ns + found.step_ns(1, 1, 64, 64) == pytest.approx(119e6, rel=0.03)
 
 
 # -- kernels of the GPU ----------------------------------------------------------------------------
