@@ -13,6 +13,7 @@ from sim.advise import AS_GIVEN, Point, Wish
 from sim.frontier import best_by, best_of, frontier, loses_by, too_large
 from sim.interval import Interval
 from sim.limits import limit_words
+from sim.predict_answer import used_alike
 from sim.predict_report import new_console, number
 
 _MOST_STEPS = 12
@@ -72,6 +73,8 @@ def _best(best: Point, interval: Interval) -> list[str]:
         f"tokens/s{ends}, prefill {number(best.found.prefill_tokens_per_s)} tokens/s, GPU memory "
         f"{best.found.gpu_bytes / GB:.1f} GB, host memory {best.found.host_bytes / GB:.1f} GB.",
         f"Its bottleneck: {best.found.bottleneck}, {100 * part:.0f}% of a token's time: {limit}.",
+        f"If all experts were used alike, the worst for a cache: {number(used_alike(best.found.case))} "
+        "tokens/s.",
         f"Interval, {interval.words}.",
     ]
 

@@ -55,7 +55,7 @@ def answer(asked: Asked, errors: Sequence[Missed]) -> dict[str, Any]:
         "memory": memory(found),
         "problems": list(found.problems),
         "context": _context(found),
-        "used_alike_tokens_per_s": _used_alike(case),
+        "used_alike_tokens_per_s": used_alike(case),
         "weak_figures": weak_figures(found, asked.composed.config["machine"], _changed(asked)),
         "notes": [*asked.notes, *_notes(case)],
         "gains": _gains(found),
@@ -196,7 +196,7 @@ def _context(prediction: Prediction) -> dict[str, float]:
     }
 
 
-def _used_alike(case: Case) -> float:
+def used_alike(case: Case) -> float:
     """Return tokens/s if all experts were used alike, which is the worst for a cache."""
     alike = replace(case.usage, name="uniform", distinct=None, hits=None, apart=None)
     return predict(replace(case, usage=alike, prompt_tokens=1)).tokens_per_s
