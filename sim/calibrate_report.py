@@ -118,11 +118,14 @@ def error_summary(records: Sequence[Mapping[str, Any]], key: str) -> dict[str, A
 
 
 def changes_of(found: Calibrated) -> dict[Field, tuple[Any, str]]:
-    """Return what is to be written: of each field its value and its source."""
+    """Return what is to be written: of each field its value and its source.
+
+    None of one that neither rows nor a prior say anything of."""
     without = {name for table in found.tables for name in table.without}
     changes: dict[Field, tuple[Any, str]] = {}
     for field, estimate in zip(found.fields, found.estimates, strict=True):
-        if estimate.parameter.name not in without:
+        is_blind = estimate.decided_by == "bounds" and not any(field in f for f in found.felt)
+        if not is_blind and estimate.parameter.name not in without:
             changes[field] = _written(field, estimate), _source(found, field, estimate)
     for table in found.tables:
         text = f"X: measured ({found.spec.rows.name}); {table.why}"
@@ -243,7 +246,7 @@ def _row_table(records: Sequence[Mapping[str, Any]]) -> Any:
         table.add_column(title, overflow="fold")
     for title in ("measured", "predicted", "unit", "error", "left out"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("left out, it rests on the prior of", overflow="fold")
+    table.add_column("of these the other rows tell little", overflow="fold")
     for r in records:
         left = r["left_out_error"]
         table.add_row(

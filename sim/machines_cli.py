@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
 
 from hwmodels.machine import DERATES, TRUST_CLASSES, Machine
@@ -39,12 +40,13 @@ def main(arguments: list[str]) -> int:
         nargs="*",
         help="what to change of the machine, as machine/gpu=rtx3090 or machine.cpu.threads_used=4",
     )
+    parser.add_argument("--config-dir", metavar="DIR", help="machines and parts of your own")
     given = parser.parse_args(arguments)
     try:
         if given.name is None:
             _print_lists()
         else:
-            _print_one(given.name, given.override)
+            _print_one(given.name, given.override, given.config_dir)
     except Exception as error:
         return complain("greenroom machines", error)
     return 0
@@ -91,11 +93,13 @@ def _choices(name: str) -> dict[str, str]:
     return found
 
 
-def _composed(name: str, overrides: list[str]) -> Plain:
-    """Return a whole machine as a run would have it."""
+def _composed(name: str, overrides: list[str], config_dir: str | None) -> Plain:
+    """Return a whole machine as a run would have it; ``config_dir`` has options of the user's own."""
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
 
+    if config_dir is not None:
+        overrides = [*overrides, f"hydra.searchpath=[file://{Path(config_dir).absolute()}]"]
     with initialize_config_module("conf", version_base="1.3"):
         config = compose("config", overrides=[f"machine={name}", *overrides])
     plain: Plain = OmegaConf.to_container(config, resolve=True)["machine"]  # type: ignore
@@ -162,19 +166,20 @@ def _class(plain: Plain, field: str) -> str:
 # -- one machine or part -------------------------------------------------------------------------
 
 
-def _print_one(name: str, overrides: list[str]) -> None:
+def _print_one(name: str, overrides: list[str], config_dir: str | None = None) -> None:
     part, _, option = name.rpartition("/")
     part = part.removeprefix("machine/")
     if part in PARTS and option in _options(_folder() / part) and not overrides:
         _print_part(part, _load(_folder() / part / f"{option}.yaml"))
         return
-    if name not in machines():
+    own = config_dir is not None and Path(config_dir, "machine", f"{name}.yaml").is_file()
+    if not own and name not in machines():
         known = [
             *machines(),
             *(f"{part}/{n}" for part in PARTS for n in _options(_folder() / part)),
         ]
         raise ConfigError(f"machine = {name}: no such machine or part{did_you_mean(name, known)}")
-    plain = _composed(name, overrides)
+    plain = _composed(name, overrides, config_dir)
     built = Machine.from_mapping(plain, f"machine/{name}")
     print(f"{built.name}: {built.kind.replace('_', ' ')}\n")
     for part in PARTS:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sim.machines_cli import machines, main, parts
@@ -85,3 +87,13 @@ def test_a_mistake_is_told_in_one_line(
     told = capsys.readouterr().err
     assert line in told
     assert told.count("\n") == 1
+
+
+def test_a_machine_of_ones_own_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "machine"
+    folder.mkdir()
+    (folder / "mine.yaml").write_text("defaults: [rtx4090, _self_]\nname: mine\n", encoding="utf-8")
+    assert main(["mine", "--config-dir", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("mine: discrete")
+    assert main(["mine"]) == 2
+    assert "machine = mine: no such machine" in capsys.readouterr().err
