@@ -101,7 +101,8 @@ def _row(
     settings["trace"] = {"name": path, "path": path}
     if policy == "llama_cpp_n_cpu_moe":
         settings["policy"]["cache"]["cpu_layers"] = placement.cpu_layers
-        settings["cache"]["ratio"] = 1 - placement.cpu_layers / meta.num_layers
+        held = (meta.num_layers - (placement.cpu_layers or 0)) * meta.num_experts
+        settings["cache"]["bytes"] = held * max(map(shape.expert_bytes, range(meta.num_layers)))
     settings["workload"] |= _requests(trace, point.case.batch_size)
     try:
         summary, tables = simulate(settings)
