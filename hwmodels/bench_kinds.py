@@ -186,7 +186,8 @@ def _plain(engine: Engine) -> Engine:
         "group_block_tokens": 1,
         "tensor_parallel": False,
         "launch_issue_ratio": 0.0,
-        "handover_breaks_graph": False,
+        "launch_waits": False,
+        "cpu_setups": "expert",
     }
     return replace(engine, **changes)
 

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from hwmodels.engine import Engine
 from hwmodels.errors import HardwareError
-from hwmodels.host_cost import CPUWork, HostCosts
+from hwmodels.host_cost import CPUWork, HostCosts, layer_setup_ns
 from hwmodels.kernel_cost import ACTIVATION_BYTES, KernelCosts
 from hwmodels.machine import Machine, Storage
 from hwmodels.model_shape import ModelShape
@@ -215,7 +215,7 @@ class CostModel:
     def handover_ns(self, num_tokens: int) -> int:
         """Hand a layer's activations to the CPU and back: fixed, for their bytes are few.
 
-        Where that breaks the engine's graph, with what the layer's kernels then take longer to launch.
+        With the setup of the layer's experts, where the engine sets them up together.
         """
         _check(num_tokens=num_tokens)
         return self._handover_ns
@@ -223,10 +223,7 @@ class CostModel:
     @cached_property
     def _handover_ns(self) -> int:
         own_ns = round(self.machine.cpu.handover_ns * self.engine.handover_ratio)
-        kernels = self._kernels
-        if self.machine.gpu is None or not self.engine.handover_breaks_graph:
-            return own_ns
-        return own_ns + kernels.dense_launches * (kernels.stream_launch_ns - kernels.launch_ns)
+        return own_ns + layer_setup_ns(self.machine, self.engine)
 
     def activation_bytes(self, num_tokens: int) -> int:
         """Return the bytes of the hidden states of ``num_tokens`` tokens, one way."""

@@ -126,7 +126,11 @@ class CPU:
     numa_bytes_per_s: int | None = None
     """Rate of the interconnect between NUMA nodes."""
     rate_by_bits: Rows | None = field(default=None, metadata={"columns": ("bits", "bytes_per_s")})
-    """As on a GPU, by all cores: where decoding bounds, in place of ``memory_bytes_per_s``."""
+    """As on a GPU, by all threads in use: where decoding bounds, in place of ``memory_bytes_per_s``."""
+    decode_weights_per_s: int | None = None
+    """Weights that all cores decode, by kernels whose weights are laid out for them; None: never binds."""
+    codebook_weights_per_s: int | None = None
+    """The same of formats that are indices into a codebook (IQ1 to IQ3)."""
     expert_table: Rows | None = field(
         default=None, metadata={"columns": ("num_bytes", "num_tokens", "ns")}
     )
@@ -147,15 +151,19 @@ class CPU:
         """Return the matrix multiplication rate of some threads: their share of the cores."""
         return max(1, self.matmul_flops * min(threads, self.cores) // self.cores)
 
-    def team_bytes_per_s(self, threads: int, bits: float) -> int:
+    def team_bytes_per_s(self, threads: int, bits: float, is_codebook: bool = False) -> int:
         """Return the rate at which some of the threads in use stream weights of ``bits`` bits.
 
-        min(threads * one thread, all cores, memory); where decoding bounds, which is the threads' own
-        work, no more than their share of it.
+        min(threads * one thread, all cores, memory, decoding); decoding is the threads' own work, of which
+        they have their share.
         """
         rate = min(
             self.memory_bytes_per_s, threads * self.thread_bytes_per_s, self.dram_bytes_per_s
         )
+        weights = self.codebook_weights_per_s if is_codebook else self.decode_weights_per_s
+        if weights is not None:
+            share = min(threads, self.cores) / self.cores
+            rate = max(1, min(rate, int(weights * share * bits / 8)))
         if self.rate_by_bits is None or bits >= self.rate_by_bits[-1][0]:
             return rate
         return max(1, min(rate, _decoding(self.rate_by_bits, bits) * threads // self.threads_used))

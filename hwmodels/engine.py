@@ -96,8 +96,10 @@ class Engine:
     That is measured as all time in which neither computes; an engine whose launches are counted by
     themselves (``launch_issue_ratio``) has the less of it left.
     """
-    handover_breaks_graph: bool
-    """A layer that hands over to the CPU launches its kernels from a stream even with ``graph``."""
+    launch_waits: bool
+    """A launch waits until the kernel before it has ended, so that each costs a kernel's floor as well."""
+    upload_by_expert: bool
+    """``Placement.upload_tokens`` counts the tokens of an expert in the mean, not those of the step."""
     attention_vector_ratio: float | None
     """Share of the GPU's ``vector_flops`` that attention of single new tokens reaches without matrix units.
 
@@ -106,11 +108,13 @@ class Engine:
     matmul_ratio: float
     """Share of the GPU's matrix multiplication rate that the kernels for the model's format reach."""
     cpu_decode_ratio: float
-    """Share of the CPU's ``rate_by_bits`` that the engine reaches: 1 with weights repacked for it."""
+    """Share of the CPU's decoding rates that the engine reaches: 1 with weights repacked for its kernels."""
     cpu_memory_ratio: float
     """Share of the rate at which the CPU streams weights that the engine's kernels reach."""
+    cpu_setups: str = field(metadata={"choices": ("expert", "layer")})
+    """Each expert on the CPU is set up by itself, or a layer's are one piece of work."""
     cpu_setup_ratio: float
-    """An expert's setup on the CPU over the machine's ``cpu.expert_setup_ns``."""
+    """Such a setup over the machine's ``cpu.expert_setup_ns``."""
     cpu_matmul_ratio: float
     """Share of the CPU's matrix multiplication rate that the kernels reach."""
     tensor_parallel: bool

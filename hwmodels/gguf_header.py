@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hwmodels.errors import HardwareError
-from hwmodels.quantisation import FORMATS
+from hwmodels.quantisation import FORMATS, is_codebook
 
 _MAGIC = b"GGUF"
 _SCALARS = {
@@ -30,6 +30,7 @@ _SCALARS = {
     12: "d",
 }
 _TEXT, _ARRAY = 8, 9
+_BROKEN = (struct.error, EOFError, OverflowError, MemoryError, UnicodeDecodeError)
 _MOST_BYTES = 2**31
 """More than any header has: a length beyond it is a broken file."""
 _KEPT = 4096
@@ -59,6 +60,8 @@ class Tensor:
     name: str
     shape: tuple[int, ...]
     bits: float
+    is_codebook: bool = False
+    """Its weights are indices into a codebook."""
 
     @property
     def num_weights(self) -> int:
@@ -112,7 +115,7 @@ def _read_part(path: Path) -> GGUFHeader:
     with path.open("rb") as file:
         try:
             return _Reader(file, path).header()
-        except (struct.error, EOFError, OverflowError, MemoryError, UnicodeDecodeError) as error:
+        except (*_BROKEN, RecursionError) as error:
             raise HardwareError(f"{path}: cut short or broken: its header ends early") from error
 
 
@@ -140,7 +143,7 @@ class _Reader:
     def _tensor(self) -> Tensor:
         name = self._text()
         num_dims = self._scalar("I")
-        if num_dims > 8:
+        if not 0 < num_dims <= 8:
             raise EOFError
         shape = tuple(self._scalar("Q") for _ in range(num_dims))
         number = self._scalar("I")
@@ -149,7 +152,7 @@ class _Reader:
         if known is None:
             raise HardwareError(f"{self._path}: {name}: format {number} is not known")
         weights = Tensor(name, shape, 0).num_weights
-        return Tensor(name, shape, weights * FORMATS[known])
+        return Tensor(name, shape, weights * FORMATS[known], is_codebook(known))
 
     def _value(self, kind: int) -> Any:
         if kind == _TEXT:

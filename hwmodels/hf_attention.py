@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 _GATED = ("qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text")
 """Classes with an output gate, unless their config says otherwise."""
 _WINDOWS = ("sliding_attention", "chunked_attention")
+MOST_LAYERS = 4096
+"""More than any model has: a larger number is a broken file."""
 _STATE_BYTES = 4
 """The states of linear attention are kept in 32 bits (transformers and llama.cpp)."""
 
 
 def attention_of(read: Config) -> AttentionShape:
     """Return the attention that a configuration describes; raise HardwareError for what is missing."""
-    layers = read.whole("num_hidden_layers")
+    layers = read.whole("num_hidden_layers", least=1, most=MOST_LAYERS)
     heads = read.whole("num_attention_heads")
     hidden = read.whole("hidden_size")
     rank = read.whole("kv_lora_rank", default=0)
@@ -60,7 +62,7 @@ def _num_linear(read: Config, layers: int) -> int:
         return kinds.count("linear_attention")
     if "linear_num_value_heads" not in read.values:
         return 0
-    return layers - layers // read.whole("full_attention_interval", default=4)
+    return layers - layers // read.whole("full_attention_interval", default=4, least=1)
 
 
 def _linear_sizes(read: Config) -> tuple[int, int]:

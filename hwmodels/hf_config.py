@@ -33,7 +33,9 @@ class Config:
         self.values = values
         self.where = where
 
-    def whole(self, *names: str, default: int | None = None) -> int:
+    def whole(
+        self, *names: str, default: int | None = None, least: int = 0, most: int | None = None
+    ) -> int:
         """Return the first of the names that is given; HardwareError if none is, or it is no count."""
         for name in names:
             value = self.values.get(name)
@@ -41,8 +43,10 @@ class Config:
                 value = value[0]
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise figure_error(self.where, name, value, "must be a whole number >= 0")
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise figure_error(self.where, name, value, f"must be a whole number >= {least}")
+            if most is not None and value > most:
+                raise figure_error(self.where, name, value, f"must be <= {most}")
             return value
         if default is None:
             others = f" (or {', '.join(names[1:])})" if names[1:] else ""
@@ -140,7 +144,7 @@ def _num_dense(read: Config, layers: int) -> int:
 
 def _ernie_layers(read: Config, layers: int) -> range:
     first = read.whole("moe_layer_start_index")
-    last = read.values.get("moe_layer_end_index", -1)
-    last = last[0] if isinstance(last, list) else last
-    last = layers - 1 if last == -1 else min(last, layers - 1)
-    return range(first, last + 1, read.whole("moe_layer_interval", default=1))
+    is_last = read.values.get("moe_layer_end_index") in (-1, [-1])
+    last = layers - 1 if is_last else read.whole("moe_layer_end_index", default=layers - 1)
+    step = read.whole("moe_layer_interval", default=1, least=1)
+    return range(first, min(last, layers - 1) + 1, step)

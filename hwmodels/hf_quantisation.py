@@ -28,6 +28,7 @@ def bits_of(config: Mapping[str, Any], text: Mapping[str, Any], where: str) -> d
     return {
         "expert_bits": experts,
         "expert_bits_by_layer": None,
+        "expert_codebook": False,
         "dense_bits": dense,
         "shared_bits": None,
         "head_bits": None if dense == plain else plain,
@@ -45,7 +46,7 @@ def _plain_bits(text: Mapping[str, Any], where: str) -> float:
 def _quantised(given: Mapping[str, Any], where: str) -> tuple[float, bool]:
     """Return the bits a weight, and whether only the experts have them."""
     method = str(given.get("quant_method", "")).lower().replace("_", "-")
-    left = " ".join(map(str, given.get("modules_to_not_convert") or given.get("ignore") or ()))
+    left = str(given.get("modules_to_not_convert") or given.get("ignore") or "")
     only_experts = "attn" in left
     if method == "mxfp4":
         return FORMATS["MXFP4"], True

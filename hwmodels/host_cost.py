@@ -48,7 +48,9 @@ class HostCosts:
             return CPUWork(0, 0, 1, 0)
         if self._cpu.expert_table is not None:
             return self._measured(num_bytes, num_tokens)
-        rate = self._cpu.team_bytes_per_s(self._threads, self._shape.expert_bits_of(layer))
+        bits = self._shape.expert_bits_of(layer)
+        is_codebook = self._shape.expert_codebook and layer < self._shape.num_moe_layers
+        rate = self._cpu.team_bytes_per_s(self._threads, bits, is_codebook)
         num_flops = num_tokens * self._shape.expert_flops_per_token
         least_ns = compute_ns(num_flops, self._cpu.team_flops(self._threads))
         return CPUWork(self._cpu.expert_setup_ns, num_bytes, rate, least_ns)
@@ -65,15 +67,30 @@ class HostCosts:
         return CPUWork(0, num_bytes, -(-num_bytes * NS_PER_S // time_ns), time_ns)
 
 
+def layer_setup_ns(machine: Machine, engine: Engine) -> int:
+    """Return what a layer's experts on the CPU are set up in together; 0 where each is by itself."""
+    if engine.cpu_setups == "expert":
+        return 0
+    return round(machine.cpu.expert_setup_ns * engine.cpu_setup_ratio)
+
+
 def _as_used(cpu: CPU, engine: Engine) -> CPU:
-    """Return the CPU with what the engine's kernels reach of its rates, and their setup."""
+    """Return the CPU with what the engine's kernels reach of its rates, and the setup of one expert."""
+    ratio = engine.cpu_decode_ratio
     rows = cpu.rate_by_bits
-    if rows is not None and engine.cpu_decode_ratio != 1:
-        rows = tuple((bits, rate * engine.cpu_decode_ratio) for bits, rate in rows)
+    if rows is not None and ratio != 1:
+        rows = tuple((bits, rate * ratio) for bits, rate in rows)
+    is_alone = engine.cpu_setups == "expert"
     return replace(
         cpu,
         rate_by_bits=rows,
+        decode_weights_per_s=_share(cpu.decode_weights_per_s, ratio),
+        codebook_weights_per_s=_share(cpu.codebook_weights_per_s, ratio),
         memory_bytes_per_s=max(1, int(cpu.memory_bytes_per_s * engine.cpu_memory_ratio)),
-        expert_setup_ns=round(cpu.expert_setup_ns * engine.cpu_setup_ratio),
+        expert_setup_ns=round(cpu.expert_setup_ns * engine.cpu_setup_ratio) if is_alone else 0,
         matmul_flops=max(1, int(cpu.matmul_flops * engine.cpu_matmul_ratio)),
     )
+
+
+def _share(rate: int | None, ratio: float) -> int | None:
+    return None if rate is None else max(1, int(rate * ratio))

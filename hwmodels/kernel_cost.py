@@ -25,8 +25,7 @@ class KernelCosts:
         self._shape = shape
         self._engine = engine
         self._gpu = machine.device
-        self.stream_launch_ns = _stream_launch_ns(machine, engine)
-        self._launch_ns = self._gpu.graph_launch_ns if engine.graph else self.stream_launch_ns
+        self._launch_ns = _launch_ns(machine, engine)
         self._matmul_flops = self._gpu.matmul_flops
         if machine.gpu:
             self._matmul_flops = max(1, int(self._matmul_flops * engine.matmul_ratio))
@@ -76,7 +75,7 @@ class KernelCosts:
 
     @property
     def launch_ns(self) -> int:
-        """Distance of two kernels as the engine launches them where nothing breaks its graph."""
+        """Distance of two kernels as the engine launches them."""
         return self._launch_ns
 
     def experts_ns(
@@ -193,12 +192,17 @@ class KernelCosts:
         return transfer_ns(num_bytes, self._gpu.memory_bytes_per_s)
 
 
-def _stream_launch_ns(machine: Machine, engine: Engine) -> int:
-    """Return the distance of kernels launched from a stream: the GPU's own, or the host's if longer."""
+def _launch_ns(machine: Machine, engine: Engine) -> int:
+    """Return the distance of two kernels: from a graph, or from a stream, of which GPU or host is the limit.
+
+    If a launch waits for the kernel before it, that kernel's floor comes on top.
+    """
     if machine.gpu is None:
         return 0
     issue_ns = math.ceil(machine.cpu.launch_issue_ns * engine.launch_issue_ratio)
-    return max(machine.gpu.launch_ns, issue_ns)
+    stream_ns = max(machine.gpu.launch_ns, issue_ns)
+    waits_ns = machine.gpu.kernel_floor_ns if engine.launch_waits else 0
+    return waits_ns + (machine.gpu.graph_launch_ns if engine.graph else stream_ns)
 
 
 def _decode_attention_flops(shape: ModelShape, machine: Machine, engine: Engine) -> int:

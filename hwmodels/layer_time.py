@@ -100,7 +100,7 @@ class LayerTimes:
         if machine.gpu is None and machine.storage is None:
             yield _Split(used, 0.0, 0.0), 1.0
             return
-        is_upload = place.upload_tokens is not None and num_tokens >= place.upload_tokens
+        is_upload = self._is_upload(num_tokens)
         rate = 0.0 if is_cpu_layer else self._hit_rate(num_tokens, used)
         for missing, chance in _chances(used, 1 - rate):
             hit = used - missing
@@ -111,6 +111,14 @@ class LayerTimes:
             else:
                 load = self._balanced(layer, missing, num_tokens, used)
                 yield _Split(hit, load, missing - load), chance
+
+    def _is_upload(self, num_tokens: int) -> bool:
+        """Tell whether a step of so many tokens copies the CPU's experts to the GPU."""
+        least, shape = self._placement.upload_tokens, self._costs.shape
+        if least is None:
+            return False
+        by_expert = self._costs.engine.upload_by_expert
+        return num_tokens >= least * (shape.num_experts / shape.top_k if by_expert else 1)
 
     def _hit_rate(self, num_tokens: int, used: float) -> float:
         """Return the share of the experts used that are there; a batch that uses all hits the share held.
@@ -238,7 +246,8 @@ class LayerTimes:
     def _cpu(self, layer: int, split: _Split, tokens_each: int) -> tuple[float, float]:
         """Return the time of the CPU's experts and that of the handover, each in the mean."""
         costs, place = self._costs, self._placement
-        if not split.cpu and (place.handover == "used" or place.gpu_ratio == 1):
+        never = place.gpu_ratio == 1 or costs.machine.link is None
+        if not split.cpu and (place.handover == "used" or never):
             return 0.0, 0.0
         each_ns = costs.expert_cpu_ns(layer, tokens_each) / costs.num_cpu_teams
         is_used = 1.0 if place.handover == "always" else min(1.0, split.cpu)

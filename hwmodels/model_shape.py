@@ -15,6 +15,7 @@ from hwmodels.attention_shape import AttentionShape
 from hwmodels.errors import HardwareError
 from hwmodels.fields import Numbers, Rule, check_rules, read_fields
 from hwmodels.file_types import named_bits, scheme_bits
+from hwmodels.quantisation import is_codebook
 from hwmodels.units import weight_bytes
 
 MLP_MATRICES = 3
@@ -46,6 +47,8 @@ class ModelShape(AttentionShape):
     shared_intermediate_size: int = 0
     dense_intermediate_size: int = 0
     expert_bits_by_layer: Numbers | None = None
+    expert_codebook: bool = False
+    """Experts are indices into a codebook (IQ1 to IQ3), which CPUs decode slowly."""
     shared_bits: float | None = None
     head_bits: float | None = None
     priced_from: tuple[int, int, int] | None = None
@@ -73,6 +76,8 @@ class ModelShape(AttentionShape):
         check_rules(shape, name)
         for field, scheme in schemes.items():
             shape = replace(shape, **scheme_bits(shape, field, scheme))
+        if "expert_bits" in schemes:
+            shape = replace(shape, expert_codebook=is_codebook(schemes["expert_bits"]))
         return shape
 
     def rules(self) -> list[Rule]:

@@ -22,6 +22,7 @@ _NOTES = {
     "num_window_layers": "of num_layers, which see the last window_tokens only",
     "expert_bits": "per expert weight, scales included; or a scheme, as Q4_K_M",
     "expert_bits_by_layer": "one number a MoE layer; expert_bits is then their mean",
+    "expert_codebook": "true: indices into a codebook (IQ1 to IQ3), which CPUs decode slowly",
     "dense_bits": "per weight of all the rest",
     "shared_bits": "per weight of shared experts; null: dense_bits",
     "head_bits": "per weight of the LM head; null: dense_bits",
@@ -33,7 +34,14 @@ ORDER = (
     *("num_kv_heads", "head_dim", "v_head_dim", "attention_gate", "kv_lora_rank", "q_lora_rank"),
     *("qk_rope_head_dim", "num_linear_layers", "linear_params", "linear_state_bytes"),
     *("num_window_layers", "window_tokens", "vocab_size", "tie_embeddings", "expert_bits"),
-    *("expert_bits_by_layer", "dense_bits", "shared_bits", "head_bits", "kv_bits"),
+    *(
+        "expert_bits_by_layer",
+        "expert_codebook",
+        "dense_bits",
+        "shared_bits",
+        "head_bits",
+        "kv_bits",
+    ),
 )
 """The fields of a model file, in its order."""
 

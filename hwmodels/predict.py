@@ -86,6 +86,10 @@ def predict(case: Case) -> Prediction:
     )
 
 
+_MOST_CHUNKS = 1024
+"""Chunks of a prompt that are computed one by one."""
+
+
 def _check(case: Case) -> None:
     counts = {
         "prompt_tokens": case.prompt_tokens,
@@ -105,14 +109,22 @@ def _decode(case: Case) -> Spent:
 
 
 def _prefill(case: Case) -> Spent:
+    """Return all chunks of a prompt; of very many, neighbours count as the one in their middle."""
     spent = Spent()
     size = min(case.prefill_chunk or case.prompt_tokens, case.prompt_tokens)
-    for first in range(0, case.prompt_tokens, size):
-        last = min(first + size, case.prompt_tokens)
-        new = last - first
-        pairs = new * last - new * (new - 1) // 2
-        spent.add(_step(case, Batch(new, last, pairs), 1 if last == case.prompt_tokens else 0))
+    whole = (case.prompt_tokens - 1) // size  # chunks before the last, which alone has an output
+    alike = -(-whole // _MOST_CHUNKS) or 1
+    for first in range(0, whole, alike):
+        count = min(alike, whole - first)
+        last = (2 * first + count + 1) * size // 2
+        spent.add(_step(case, _chunk(size, last), 0), count)
+    spent.add(_step(case, _chunk(case.prompt_tokens - whole * size, case.prompt_tokens), 1))
     return spent
+
+
+def _chunk(new: int, last: int) -> Batch:
+    """Return ``new`` consecutive tokens, of which the last attends to ``last`` entries."""
+    return Batch(new, last, new * last - new * (new - 1) // 2)
 
 
 def _step(case: Case, batch: Batch, num_outputs: int) -> Spent:
@@ -131,9 +143,12 @@ def _step(case: Case, batch: Batch, num_outputs: int) -> Spent:
 
 
 def _kinds(case: Case) -> Iterator[tuple[int, bool, int]]:
-    """Yield (a layer, whether its experts are the CPU's, how many layers are like it)."""
+    """Yield (a layer, whether its experts are the CPU's, how many layers are like it).
+
+    In one memory none are: the GPU computes all experts where they lie.
+    """
     shape = case.costs.shape
-    on_cpu = case.placement.num_cpu_layers(shape) if case.costs.machine.gpu else 0
+    on_cpu = case.placement.num_cpu_layers(shape) if case.costs.machine.link else 0
     alike: dict[tuple[float, bool], list[int]] = {}
     for layer in range(shape.num_moe_layers):
         alike.setdefault((shape.expert_bits_of(layer), layer < on_cpu), []).append(layer)

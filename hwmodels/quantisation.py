@@ -93,6 +93,14 @@ def canonical(name: str) -> str:
     return re.sub(r"_R\d+$", "", name.strip().upper().replace("-", "_"))
 
 
+def is_codebook(name: str) -> bool:
+    """Tell whether a format or file type keeps indices into a codebook: IQ1 to IQ3, but not ik's IQ2_K ...
+
+    They are looked up group by group, which costs a CPU several times what other formats do.
+    """
+    return re.fullmatch(r"IQ[123]_(?!K).*", canonical(name)) is not None
+
+
 def format_bits(name: str) -> float:
     """Return the bits a weight of a format; raise HardwareError, with a near name, for one not known."""
     bits = FORMATS.get(canonical(name))

@@ -15,6 +15,8 @@ from hwmodels.gguf_header import Tensor
 
 _MOST_BYTES = 100_000_000
 """The longest header that the format allows."""
+_MOST_PLACE = 2**63
+_BROKEN = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 
 
 def read_safetensors(path: Path) -> tuple[Tensor, ...]:
@@ -42,7 +44,7 @@ def _files(path: Path) -> list[Path]:
 def _indexed(index: Path) -> list[Path]:
     try:
         places = json.loads(index.read_text(encoding="utf-8")).get("weight_map")
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise HardwareError(f"{index}: no index: it is not JSON of the right form") from error
     if not isinstance(places, dict) or not places:
         raise HardwareError(f"{index}: weight_map: missing, must be given")
@@ -66,10 +68,12 @@ def _read(path: Path) -> list[Tensor]:
     try:
         entries = json.loads(text)
         return [_tensor(name, e) for name, e in entries.items() if name != "__metadata__"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (*_BROKEN, RecursionError) as error:
         raise HardwareError(f"{path}: no safetensors file: its header is not understood") from error
 
 
 def _tensor(name: str, entry: Any) -> Tensor:
     first, last = entry["data_offsets"]
+    if not (isinstance(first, int) and isinstance(last, int) and 0 <= first <= last < _MOST_PLACE):
+        raise ValueError
     return Tensor(name, tuple(int(size) for size in entry["shape"]), 8.0 * (last - first))

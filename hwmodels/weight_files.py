@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hwmodels.errors import HardwareError
+from hwmodels.errors import HardwareError, figure_error
 from hwmodels.gguf_header import GGUFHeader, Tensor
+from hwmodels.hf_attention import MOST_LAYERS
 from hwmodels.hf_config import model_values
 from hwmodels.model_shape import ModelShape
 
@@ -43,7 +44,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """Return a JSON file's mapping; raise HardwareError if it has none, OSError if it cannot be read."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise HardwareError(f"{path}: no JSON: {error}") from error
     if not isinstance(config, dict):
         raise HardwareError(f"{path}: must be a mapping")
@@ -58,10 +59,12 @@ def _with_bits(
 ) -> dict[str, Any]:
     shape = ModelShape.from_mapping(values, where)
     bits: dict[str, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    codebook_bits = 0.0
     for tensor in tensors:
         part, layer = place(tensor.name)
         if layer < shape.num_layers:  # those behind predict further tokens
             bits[part][layer] += tensor.bits
+            codebook_bits += tensor.bits if part == "experts" and tensor.is_codebook else 0
     by_layer = _expert_bits(shape, bits["experts"], where)
     is_mixed = len(set(by_layer)) > 1
     params = shape.num_moe_layers * (shape.dense_params - shape.shared_params)
@@ -71,6 +74,7 @@ def _with_bits(
     found = {
         "expert_bits": sum(by_layer) / len(by_layer),
         "expert_bits_by_layer": list(by_layer) if is_mixed else None,
+        "expert_codebook": 2 * codebook_bits > sum(bits["experts"].values()),
         "dense_bits": _ratio(bits["dense"], params, where, "attention"),
         "shared_bits": _ratio(bits["shared"], shared, where, "shared experts") if shared else None,
         "head_bits": _ratio(head, shape.head_params, where, "the LM head"),
@@ -145,6 +149,11 @@ _GGUF_KEYS = {
     "linear_num_key_heads": "ssm.group_count",
     "linear_num_value_heads": "ssm.time_step_rank",
 }
+_ONE = (
+    *("nextn_predict_layers", "attention.key_length_mla", "attention.value_length_mla"),
+    "attention.sliding_window",
+)
+"""Other counts of a GGUF file."""
 _LLAMA4_CHUNK = 8192
 """Tokens of a chunk of Llama-4's attention, which its GGUF files do not tell (llama.cpp, M)."""
 
@@ -164,7 +173,11 @@ def _gguf_config(header: GGUFHeader, where: str) -> dict[str, Any]:
         for ours, key in _GGUF_KEYS.items()
         if meta.get(f"{arch}.{key}") is not None
     }
+    _check_counts(meta, arch, where)
     layers = blocks - meta.get(f"{arch}.nextn_predict_layers", 0)
+    if not 0 < layers <= MOST_LAYERS:
+        rule = f"must leave 1 to {MOST_LAYERS} layers"
+        raise figure_error(where, f"{arch}.block_count", blocks, rule)
     config.setdefault("moe_intermediate_size", config.get("intermediate_size"))
     config |= {"model_type": arch, "num_hidden_layers": layers}
     config["vocab_size"] = embedding.shape[-1]
@@ -177,6 +190,15 @@ def _gguf_config(header: GGUFHeader, where: str) -> dict[str, Any]:
     elif arch == "llama4":
         config["attention_chunk_size"] = _LLAMA4_CHUNK
     return _with_projections(config, tensors, layers)
+
+
+def _check_counts(meta: Mapping[str, Any], arch: str, where: str) -> None:
+    """Raise HardwareError for a number that is none; those of config.json may be one a layer."""
+    for key in (*_GGUF_KEYS.values(), *_ONE):
+        value = meta.get(f"{arch}.{key}", 0)
+        found = value if isinstance(value, list) and value and key not in _ONE else [value]
+        if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in found):
+            raise figure_error(where, f"{arch}.{key}", value, "must be a whole number >= 0")
 
 
 def _layer_kinds(
@@ -209,7 +231,7 @@ def _set_latent(config: dict[str, Any], meta: Mapping[str, Any], arch: str) -> N
     value = meta.get(f"{arch}.attention.value_length_mla", config.get("v_head_dim", 0))
     config["qk_nope_head_dim"] = key - config.get("qk_rope_head_dim", 0)
     config["v_head_dim"] = value
-    config["num_key_value_heads"] = config["num_attention_heads"]
+    config["num_key_value_heads"] = config.get("num_attention_heads")
 
 
 def _with_projections(
@@ -221,7 +243,7 @@ def _with_projections(
         out, query = tensors.get(f"blk.{i}.ssm_out.weight"), tensors.get(f"blk.{i}.attn_q.weight")
         if out is not None and heads:
             config["linear_value_head_dim"] = out.shape[0] // heads
-        if query is not None and "head_dim" in config:
+        if query is not None and {"head_dim", "num_attention_heads"} <= config.keys():
             wide = config["num_attention_heads"] * config["head_dim"]
             config["attn_output_gate"] = query.shape[-1] == 2 * wide
     return config

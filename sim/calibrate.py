@@ -23,7 +23,7 @@ from sim.calibrate_names import Field, Options, resolve
 from sim.calibrate_rows import Row, read_rows
 from sim.calibrate_spec import ALONE, Specification, known_specifications, read_specification
 from sim.calibrate_values import Predictions, changed, parameter_of
-from sim.cases import Composed
+from sim.cases import Composed, search_path
 from sim.mistakes import complain
 from sim.types import ConfigError
 
@@ -114,6 +114,8 @@ def _run(options: argparse.Namespace) -> None:
     if not options.name.replace("_", "").isalnum():
         raise ConfigError(f"--name {options.name}: must be letters, digits and _")
     spec = read_specification(options.calibration, options.rows, options.machine)
+    if options.config_dir is not None:
+        search_path(options.config_dir)  # there is such a folder
     files = Options(options.config_dir)
     if options.errors is not None and options.no_leave_one_out:
         raise ConfigError("--errors: needs the fits that --no-leave-one-out skips")

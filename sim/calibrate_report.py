@@ -120,7 +120,8 @@ def error_summary(records: Sequence[Mapping[str, Any]], key: str) -> dict[str, A
 def changes_of(found: Calibrated) -> dict[Field, tuple[Any, str]]:
     """Return what is to be written: of each field its value and its source.
 
-    None of one that neither rows nor a prior say anything of."""
+    None of one that neither rows nor a prior say anything of.
+    """
     without = {name for table in found.tables for name in table.without}
     changes: dict[Field, tuple[Any, str]] = {}
     for field, estimate in zip(found.fields, found.estimates, strict=True):
@@ -229,7 +230,7 @@ def print_report(found: Calibrated) -> None:
     """Print the rows, the parameters, what cannot be told apart, and the errors."""
     from rich.console import Console
 
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = Console(width=None if sys.stdout.isatty() else 200, markup=False)
     records = row_records(found)
     if records:
         console.print(_row_table(records))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hwmodels.cost import CostModel
@@ -37,7 +38,7 @@ def compose_case(overrides: Sequence[str], config_dir: str | None = None) -> Com
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf, open_dict
 
-    extra = [f"hydra.searchpath=[file://{config_dir}]"] if config_dir else []
+    extra = [search_path(config_dir)] if config_dir else []
     GlobalHydra.instance().clear()
     with initialize_config_module("conf", version_base="1.3"):
         whole = compose("predict", overrides=[*overrides, *extra], return_hydra_config=True)
@@ -50,6 +51,14 @@ def compose_case(overrides: Sequence[str], config_dir: str | None = None) -> Com
             del whole["hydra"]
         config: Any = OmegaConf.to_container(whole, resolve=True)
     return Composed(config, choices)
+
+
+def search_path(config_dir: str) -> str:
+    """Return the override that adds a folder of options; ConfigError if there is none."""
+    if not Path(config_dir).is_dir():
+        raise ConfigError(f"--config-dir {config_dir}: no such folder")
+    place = str(Path(config_dir).absolute()).replace("\\", "\\\\").replace('"', '\\"')
+    return f'hydra.searchpath=["file://{place}"]'
 
 
 def case_of(config: Mapping[str, Any]) -> Case:

@@ -93,7 +93,7 @@ def _print_all(entries: list[Entry]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = Console(width=None if sys.stdout.isatty() else 200, markup=False)
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("policy", no_wrap=True)
     table.add_column("what it is")

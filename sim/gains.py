@@ -106,6 +106,9 @@ def _cores(machine: Machine) -> Machine | None:
     }
     if cpu.rate_by_bits is not None:
         changes["rate_by_bits"] = _doubled(cpu.rate_by_bits)
+    for name in ("decode_weights_per_s", "codebook_weights_per_s"):
+        if getattr(cpu, name) is not None:
+            changes[name] = 2 * getattr(cpu, name)
     if cpu.expert_table is not None:
         changes["expert_table"] = tuple((*row[:-1], row[-1] / 2) for row in cpu.expert_table)
     return _with(machine, "cpu", **changes)

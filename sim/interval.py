@@ -75,7 +75,10 @@ def read_errors(path: Path | None = None) -> list[Missed]:
             return []
         lines = bundled.read_text(encoding="utf-8").splitlines()
     else:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except UnicodeError as error:
+            raise ConfigError(f"{path}: cannot be read as CSV: {error}") from error
     where = "conf/published/errors.csv" if path is None else str(path)
     reader = csv.DictReader(lines)
     for column in _COLUMNS:
@@ -85,6 +88,8 @@ def read_errors(path: Path | None = None) -> list[Missed]:
 
 
 def _missed(row: Mapping[str, str], where: str) -> Missed:
+    if None in (*(row[column] for column in _COLUMNS),):
+        raise ConfigError(f"{where}: must have a cell for each column; is the file cut off?")
     is_time = row["metric"] in _TIMES
     alone, with_machine = (_ratio(row[column], is_time, f"{where}: {column}") for column in _ERRORS)
     return Missed(

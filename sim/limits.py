@@ -62,8 +62,9 @@ def _cpu(case: Case, prediction: Prediction) -> str:
 
 def _held_back(costs: CostModel, layer: int) -> str:
     """Say what keeps CPU kernels below the rate of host memory: decoding, or the engine's kernels."""
-    rows, bits = costs.machine.cpu.rate_by_bits, costs.shape.expert_bits_of(layer)
-    if rows is not None and bits < rows[-1][0]:
+    cpu, bits = costs.machine.cpu, costs.shape.expert_bits_of(layer)
+    slower = costs.cpu_work(layer, 1).bytes_per_s < cpu.team_bytes_per_s(cpu.threads_used, 64)
+    if slower and bits < 16:
         return f": decoding {bits:.3g}-bit weights holds the cores, not memory"
     return ": its threads, or this engine's kernels, reach no more"
 

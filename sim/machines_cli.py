@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hwmodels.machine import DERATES, TRUST_CLASSES, Machine
+from sim.cases import search_path
 from sim.mistakes import complain
 from sim.settings import did_you_mean
 from sim.types import ConfigError
@@ -99,7 +100,7 @@ def _composed(name: str, overrides: list[str], config_dir: str | None) -> Plain:
     from omegaconf import OmegaConf
 
     if config_dir is not None:
-        overrides = [*overrides, f"hydra.searchpath=[file://{Path(config_dir).absolute()}]"]
+        overrides = [*overrides, search_path(config_dir)]
     with initialize_config_module("conf", version_base="1.3"):
         config = compose("config", overrides=[f"machine={name}", *overrides])
     plain: Plain = OmegaConf.to_container(config, resolve=True)["machine"]  # type: ignore
@@ -223,7 +224,7 @@ def _print_table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Non
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = Console(width=None if sys.stdout.isatty() else 200, markup=False)
     table = Table(box=None, padding=(0, 2, 0, 0))
     for head in heads:
         table.add_column(head, no_wrap=head not in ("what it is", "value", "source"))

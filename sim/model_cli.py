@@ -19,6 +19,7 @@ from hwmodels.quantisation import canonical, near_hint
 from hwmodels.safetensors_header import read_safetensors
 from hwmodels.weight_files import gguf_values, read_config, safetensors_values
 from sim.mistakes import complain
+from sim.results import write_text
 from sim.settings import did_you_mean
 
 _PROGRAM = "greenroom model"
@@ -73,7 +74,7 @@ def _print_all(shapes: list[ModelShape]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = Console(width=None if sys.stdout.isatty() else 200, markup=False)
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("model", no_wrap=True)
     for column in ("layers", "experts", "top-k", "B weights", "B active", "MB/expert", "GB in all"):
@@ -157,7 +158,7 @@ def _make(command: str, arguments: list[str], maker: _Maker) -> int:
     if options.out is None:
         print(text, end="")
         return 0
-    options.out.write_text(text, encoding="utf-8")
+    write_text(options.out, text)
     print(f"{options.out}: {heading_of(shape)}")
     return 0
 

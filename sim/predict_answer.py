@@ -215,7 +215,12 @@ def _notes(case: Case) -> list[str]:
         notes.append(
             f"{machine.name} has one memory and no storage: placement.gpu_ratio means nothing there"
         )
-    if place.cpu_layers is not None and place.cpu_layers > shape.num_moe_layers:
+    if machine.link is None and machine.gpu and place.num_cpu_layers(shape):
+        notes.append(
+            f"{machine.name} has one memory: placement.cpu_layers means nothing there, the GPU computes all "
+            "experts where they lie"
+        )
+    elif place.cpu_layers is not None and place.cpu_layers > shape.num_moe_layers:
         notes.append(
             f"placement.cpu_layers = {place.cpu_layers}: the model has {shape.num_moe_layers} MoE layers, "
             "all of which are on the CPU then"

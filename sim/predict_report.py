@@ -20,7 +20,7 @@ _MOST_WEAK = 8
 
 def new_console() -> Console:
     """Return a console that keeps tables whole when stdout is a file or a pipe."""
-    return Console(width=None if sys.stdout.isatty() else 200)
+    return Console(width=None if sys.stdout.isatty() else 200, markup=False)
 
 
 def print_answer(found: Answer) -> None:
@@ -50,7 +50,7 @@ def title(found: Answer) -> str:
 
 
 def _loud(found: Answer) -> list[str]:
-    lines = [f"[bold]DOES NOT FIT[/bold]: {problem}" for problem in found["problems"]]
+    lines = [f"DOES NOT FIT: {problem}" for problem in found["problems"]]
     return [*lines, "The speeds below are those it would have if it did."] if lines else []
 
 

@@ -127,6 +127,8 @@ def outcomes(
     if not rows.is_file():
         raise ConfigError(f"{rows}: no such file")
     table = read_table(rows)
+    if not table:
+        raise ConfigError(f"{rows}: has no rows, must have at least one")
     names = [_checked_name(rows, number, row) for number, row in enumerate(table, start=1)]
     for name in only or ():
         if name not in names:

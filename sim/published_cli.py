@@ -80,7 +80,7 @@ def _run(rows: Path, only: Sequence[str] | None, out: Path, config_dir: str | No
 
 def print_outcomes(found: Sequence[Outcome]) -> None:
     """Print the rows, the errors by engine, and which rows are far off and why."""
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = Console(width=None if sys.stdout.isatty() else 200, markup=False)
     console.print(_fitting_table(console, found))
     console.print(_LEGEND, highlight=False)
     console.print(_summary_table(found))

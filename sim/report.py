@@ -60,7 +60,7 @@ def print_sweep(rows: Sequence[Row], folder: Path) -> None:
 
 def _console() -> Console:
     """Return a console that keeps tables whole when stdout is a file or a pipe."""
-    return Console(width=None if sys.stdout.isatty() else 200)
+    return Console(width=None if sys.stdout.isatty() else 200, markup=False)
 
 
 def _print_table(console: Console, rows: Sequence[Row]) -> None:

@@ -209,6 +209,10 @@ def whole_file(path: Path) -> Iterator[Path]:
     try:
         yield partial
         os.replace(partial, path)
+    except OSError as error:
+        if error.filename == str(partial):  # speak of the file that is meant
+            error.filename = str(path)
+        raise
     finally:
         partial.unlink(missing_ok=True)
 

@@ -203,7 +203,7 @@ def print_report(rows: Sequence[Row], work: Workload, tolerance: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
     table = Table()
     table.add_column("detector", no_wrap=True)
     for title in ("found", "true", "precision", "recall", "mean delay", "stage length", "us/step"):

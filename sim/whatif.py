@@ -192,7 +192,10 @@ def _cpu(config: Config, base: Row) -> str | None:
     if config["machine"].get("gpu") and "placement" not in config["policy"]:
         return _NOT_ON_CPU
     _scaled("cpu", ("expert_table",), 0.5)(config, base)
-    names = ("memory_bytes_per_s", "thread_bytes_per_s", "rate_by_bits", "matmul_flops")
+    names = (
+        *("memory_bytes_per_s", "thread_bytes_per_s", "rate_by_bits", "matmul_flops"),
+        *("decode_weights_per_s", "codebook_weights_per_s"),
+    )
     return _scaled("cpu", names, 2)(config, base)
 
 

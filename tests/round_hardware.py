@@ -109,8 +109,8 @@ def machine(**changes: Any) -> Machine:
 
 
 def engine(**changes: Any) -> Engine:
-    """The default engine, or one that differs in some fields."""
-    return Engine.from_mapping({**read("engine", "overlapped"), **changes})
+    """The default engine with handovers as the machine has them, or one that differs in some fields."""
+    return Engine.from_mapping({**read("engine", "overlapped"), "handover_ratio": 1, **changes})
 
 
 def costs(

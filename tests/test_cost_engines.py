@@ -6,12 +6,11 @@ One layer of the round model without its experts: 10 launches of 7 ns, 360 bytes
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from hwmodels.cost import CostModel
-from tests.round_hardware import BYTE_A_NS, costs, engine, shape
+from hwmodels.model_shape import ModelShape
+from tests.round_hardware import BYTE_A_NS, costs, engine, read, shape
 
 DENSE_NS = 10 * 7 + 360 + 20
 
@@ -43,17 +42,21 @@ def test_a_graph_needs_no_host() -> None:
     assert model.dense_ns(1, 0, 0) == DENSE_NS - 10 * (7 - 3)
 
 
-@pytest.mark.parametrize(
-    ("changes", "handover_ns"),
-    [
-        ({"graph": True, "handover_breaks_graph": True}, 40 + 10 * (9 - 3)),
-        ({"graph": True, "handover_breaks_graph": False}, 40),
-        ({"graph": False, "handover_breaks_graph": True}, 40),
-    ],
-)
-def test_a_handover_may_break_the_graph(changes: dict[str, Any], handover_ns: int) -> None:
-    model = costs(chosen=engine(launch_issue_ratio=1, **changes), cpu_launch_issue_ns=9)
-    assert model.handover_ns(1) == handover_ns
+def test_a_launch_may_wait_for_the_kernel_before_it() -> None:
+    """Its floor, 50 ns, comes on top of each launch."""
+    stream = costs(chosen=engine(launch_waits=True))
+    graph = costs(chosen=engine(launch_waits=True, graph=True))
+    assert stream.dense_ns(1, 0, 0) == DENSE_NS + 10 * 50
+    assert graph.dense_ns(1, 0, 0) == DENSE_NS + 10 * (50 - 4)
+
+
+def test_a_layers_experts_may_be_set_up_together() -> None:
+    """Once with the handover, and none of them by itself."""
+    model = costs(chosen=engine(cpu_setups="layer", cpu_setup_ratio=3))
+    assert model.handover_ns(1) == 40 + 3 * 100
+    assert model.expert_cpu_ns(0, 1) == 600
+    alone = costs(chosen=engine(cpu_setups="expert", cpu_setup_ratio=3))
+    assert (alone.handover_ns(1), alone.expert_cpu_ns(0, 1)) == (40, 900)
 
 
 def test_a_handover_may_be_a_share_of_what_was_measured() -> None:
@@ -129,13 +132,42 @@ def test_kernels_may_reach_a_share_of_the_matmul_rate() -> None:
     ).dense_ns(1000, 0, 0)
 
 
-def test_an_engine_may_decode_at_a_share_of_the_cpus_rate() -> None:
-    """8 bits lie a third of the way from a quarter to one byte a nanosecond: half a byte."""
-    table = ((4.0, BYTE_A_NS // 4), (16.0, BYTE_A_NS))
-    assert costs(cpu_rate_by_bits=table).expert_cpu_ns(0, 1) == 100 + 1200
+DECODES = {"cpu_decode_weights_per_s": BYTE_A_NS // 2, "cpu_codebook_weights_per_s": BYTE_A_NS // 4}
+"""Half a weight a nanosecond by all four cores, in codebooks a quarter; a weight is one byte here."""
+
+
+def test_decoding_weights_may_bind_a_cpu() -> None:
+    assert costs(**DECODES).expert_cpu_ns(0, 1) == 100 + 1200
+    assert costs(**DECODES, cpu_threads_used=2).expert_cpu_ns(0, 1) == 100 + 2400
     slow = engine(cpu_decode_ratio=0.5)
-    assert costs(chosen=slow, cpu_rate_by_bits=table).expert_cpu_ns(0, 1) == 100 + 2400
+    assert costs(chosen=slow, **DECODES).expert_cpu_ns(0, 1) == 100 + 2400
     assert costs(chosen=slow).expert_cpu_ns(0, 1) == 100 + 600  # nothing is decoded
+    fast = {"cpu_decode_weights_per_s": 2 * BYTE_A_NS}
+    assert costs(**fast).expert_cpu_ns(0, 1) == 100 + 600  # memory binds
+
+
+def test_fewer_bits_are_never_slower() -> None:
+    """Weights are decoded at one rate whatever their bits, so that time follows the larger of two."""
+    times = [
+        costs(shape(expert_bits=bits), **DECODES).expert_cpu_ns(0, 1) for bits in (2, 4, 6, 8, 16)
+    ]
+    assert times == sorted(times) == [1300, 1300, 1300, 1300, 1300]
+    wide = costs(shape(expert_bits=32), **DECODES).expert_cpu_ns(0, 1)
+    assert wide == 100 + 2400
+
+
+def test_codebooks_are_slower_and_named_by_their_scheme() -> None:
+    own = {**read("model", "qwen3_30b_a3b"), "dense_bits": 8}
+    plain, codebook, ik = (
+        ModelShape.from_mapping({**own, "expert_bits": name})
+        for name in ("Q2_K", "IQ2_XS", "IQ2_K")
+    )
+    assert [plain.expert_codebook, codebook.expert_codebook, ik.expert_codebook] == [
+        False,
+        True,
+        False,
+    ]
+    assert costs(shape(expert_codebook=True), **DECODES).expert_cpu_ns(0, 1) == 100 + 2400
 
 
 def test_gpus_may_share_each_matrix() -> None:

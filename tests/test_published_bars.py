@@ -34,12 +34,11 @@ def test_decode_rows_are_met() -> None:
     assert max(errors) <= WORST
 
 
-def test_each_engine_is_met_by_itself() -> None:
-    engines = {found.engine for found in complete_decode()}
-    assert {"llama_cpp", "ik_llama", "ktransformers", "imp"} <= engines
-    for engine in engines:
-        errors = [abs(found.error) for found in complete_decode() if found.engine == engine]
-        assert median(errors) <= MEDIAN, engine
+@pytest.mark.parametrize("engine", ["llama_cpp", "ik_llama", "ktransformers"])
+def test_each_engine_of_several_rows_is_met_by_itself(engine: str) -> None:
+    errors = [abs(found.error) for found in complete_decode() if found.engine == engine]
+    assert len(errors) >= 4
+    assert median(errors) <= MEDIAN
 
 
 def test_what_is_missed_says_what_is_missing() -> None:
