@@ -81,14 +81,15 @@ class LayerTimes:
         used = self._usage.distinct_experts(self._costs.shape, batch.num_tokens, batch.are_apart)
         tokens_each = max(1, round(batch.num_tokens * self._costs.shape.top_k / used))
         spent = self._dense(layer, batch)
-        for split, chance in self._splits(layer, is_cpu_layer, batch.num_tokens, used):
+        splits = self._splits(layer, is_cpu_layer, batch.num_tokens, used, tokens_each)
+        for split, chance in splits:
             spent.add(self._experts(layer, split, tokens_each), chance)
         return spent
 
     # -- who computes what ---------------------------------------------------------------------------
 
     def _splits(
-        self, layer: int, is_cpu_layer: bool, num_tokens: int, used: float
+        self, layer: int, is_cpu_layer: bool, num_tokens: int, used: float, tokens_each: int
     ) -> Iterator[tuple[_Split, float]]:
         """Yield who may compute how many experts, with the chance of each; the chances sum to 1.
 
@@ -109,8 +110,7 @@ class LayerTimes:
             elif is_cpu_layer or place.misses == "cpu" or not missing:
                 yield _Split(hit, 0.0, missing), chance
             else:
-                load = self._balanced(layer, missing, num_tokens, used)
-                yield _Split(hit, load, missing - load), chance
+                yield self._balanced(layer, hit, missing, tokens_each), chance
 
     def _is_upload(self, num_tokens: int) -> bool:
         """Tell whether a step of so many tokens copies the CPU's experts to the GPU."""
@@ -135,24 +135,17 @@ class LayerTimes:
         spread = (shape.num_experts - used) / (shape.num_experts - shape.top_k)
         return place.gpu_ratio + (one - place.gpu_ratio) * spread
 
-    def _balanced(self, layer: int, missing: float, num_tokens: int, used: float) -> float:
-        """Return how many missing experts to load so that link and CPU end together, or nearly: whole ones.
+    def _balanced(self, layer: int, hit: float, missing: float, tokens_each: int) -> _Split:
+        """Return how missing experts are divided so that the layer ends soonest: whole ones are loaded.
 
-        Of the two whole numbers around that, the one that would end sooner side by side.
+        Tried are the whole numbers around that with which link and CPU would end together, and none.
         """
         costs = self._costs
-        tokens_each = max(1, round(num_tokens * costs.shape.top_k / used))
-        load_ns = self._load_each_ns(layer)
         cpu_ns = costs.expert_cpu_ns(layer, tokens_each) / costs.num_cpu_teams
-        own_ns = costs.handover_ns(num_tokens)
-
-        def end_ns(load: float) -> float:
-            rest = missing - load
-            return max(load * load_ns, own_ns + rest * cpu_ns if rest else 0.0)
-
-        even = (own_ns + missing * cpu_ns) / (load_ns + cpu_ns)
-        low = float(math.floor(even))
-        return min((min(missing, number) for number in (low, low + 1)), key=end_ns)
+        even = (costs.handover_ns(1) + missing * cpu_ns) / (self._load_each_ns(layer) + cpu_ns)
+        loads = {0.0, *(min(missing, max(0.0, math.floor(even) + step)) for step in (-1, 0, 1, 2))}
+        splits = [_Split(hit, load, missing - load) for load in sorted(loads)]
+        return min(splits, key=lambda split: self._experts(layer, split, tokens_each).total_ns)
 
     # -- how long it takes ---------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from sim.cases import search_path
 from sim.interval import SHARE
 from sim.mistakes import complain
 from sim.published import (
@@ -69,6 +70,8 @@ def main(arguments: list[str]) -> int:
 def _run(rows: Path, only: Sequence[str] | None, out: Path, config_dir: str | None) -> None:
     from sim.published_plot import plot_published
 
+    if config_dir is not None:
+        search_path(config_dir)  # there is such a folder
     found = outcomes(rows, only, config_dir)
     out.mkdir(parents=True, exist_ok=True)
     write_csv(out / TABLE, found)

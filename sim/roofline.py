@@ -216,8 +216,16 @@ class _Run:
         return self.tables.units.get(lane, 1)
 
     def _busy(self, lane: str) -> float | None:
-        busy_ns = self.tables.busy_ns.get(lane)
-        return None if busy_ns is None else busy_ns / self._units(lane)
+        """Return the time in which a unit worked, in the mean; None where what binds is not one of them.
+
+        That is a switch before several links, and GPUs that share each matrix, one of which stands for all.
+        """
+        busy_ns, link = self.tables.busy_ns.get(lane), self.scenario.machine.link
+        is_switched = lane in ("h2d", "d2h") and link is not None and link.switch_bytes_per_s
+        is_shared = lane == "gpu" and self.costs.engine.tensor_parallel
+        if busy_ns is None or (self._units(lane) > 1 and (is_switched or is_shared)):
+            return None
+        return busy_ns / self._units(lane)
 
     def _waited(self, column: str) -> float:
         return float(self.metrics[column] or 0) * float(self.metrics["total_ns"])

@@ -256,3 +256,25 @@ def test_no_json_is_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().err.startswith(f"greenroom model: error: {file}: ")
     assert main(["model", "from-config", str(tmp_path / "none.json")]) == 2
     assert "No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 10**30}, "must be <= 4096"),
+        ({"num_hidden_layers": 0}, "must be a whole number >= 1"),
+        ({"moe_layer_start_index": 0, "moe_layer_interval": 0}, "must be a whole number >= 1"),
+        ({"moe_layer_start_index": 0, "moe_layer_end_index": "x"}, "must be a whole number >= 0"),
+        ({"linear_num_value_heads": 1, "full_attention_interval": 0}, "whole number >= 1"),
+    ],
+)
+def test_counts_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(HardwareError, match=message):
+        model_values({**MINE, **changes}, "mine", "config.json")
+
+
+def test_what_is_left_alone_may_be_of_any_kind() -> None:
+    for left in (3, "attn", ["self_attn"]):
+        quantised = {"quant_method": "fp8", "ignore": left}
+        values = model_values({**MINE, "quantization_config": quantised}, "mine", "config.json")
+        assert values["dense_bits"] == (8 if left == 3 else 16)

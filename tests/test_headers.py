@@ -147,6 +147,10 @@ def test_a_cut_file_is_one_line(
         ([ENDS[1]], {}, "token_embd.weight or own.block_count: missing"),
         (layer_tensors(0, "Q4_K", "Q4_K") + ENDS, {}, "intermediate_size): missing, must be given"),
         (ENDS, {"feed_forward_length": 8}, "num_moe_layers = 0: must be > 0"),
+        (ENDS, {"block_count": 2**31}, "own.block_count = 2147483648: must leave 1 to 4096"),
+        (ENDS, {"nextn_predict_layers": [1]}, "own.nextn_predict_layers = [1]: must be a whole"),
+        (ENDS, {"embedding_length": "x"}, "own.embedding_length = 'x': must be a whole number"),
+        ([("token_embd.weight", (), "F32")], {}, "cut short or broken"),
     ],
 )
 def test_what_a_gguf_file_lacks_is_named(
@@ -169,6 +173,14 @@ def test_what_a_gguf_file_lacks_is_named(
     [
         (b"GGUF" + struct.pack("<I", 1), "GGUF version = 1: must be 2 or 3"),
         (b"GGUF" + struct.pack("<IQQQ", 3, 1, 0, 2**60), "cut short or broken"),
+        (
+            b"GGUF"
+            + struct.pack("<IQQ", 3, 0, 1)
+            + text("k")
+            + struct.pack("<I", 9)
+            + struct.pack("<IQ", 9, 1) * 9999,
+            "cut short or broken",
+        ),
         (
             b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + text("w") + struct.pack("<IQIQ", 1, 8, 99, 0),
             "format 99",

@@ -292,3 +292,15 @@ def test_doubling_host_memory_halves_only_its_part_of_decoding() -> None:
     saved_ns = before.tpot_ns - 1e9 / row.tokens_per_s
     assert saved_ns == pytest.approx(4 * 600 * 0.25, rel=0.01)
     assert isinstance(case.costs, CostModel)
+
+
+def test_a_prompt_of_very_many_chunks_is_nearly_the_sum_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = case_of(compose_case(["placement=offload"]).config)
+    case = replace(case, prompt_tokens=3001, prefill_chunk=7)
+    exact = predict(case)
+    monkeypatch.setattr("hwmodels.predict._MOST_CHUNKS", 50)
+    rough = predict(case)
+    assert rough.ttft_ns == pytest.approx(exact.ttft_ns, rel=1e-3)
+    assert rough.prefill.num_bytes == pytest.approx(dict(exact.prefill.num_bytes), rel=1e-3)

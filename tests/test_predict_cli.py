@@ -188,3 +188,45 @@ def test_mistakes_are_one_line(
     capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     assert said in refused(capsys, *arguments)
+
+
+def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(['model.name="[red]x[/nope]"', "machine.gpu.memory_bytes=1000"]) == 0
+    shown = capsys.readouterr().out
+    assert "[red]x[/nope]" in shown
+    assert "DOES NOT FIT: GPU memory" in shown
+
+
+def test_one_memory_reads_nothing_that_it_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, "machine=jetson_agx_orin", "model.expert_bits=Q4_K_M")
+    parts = {part["part"] for part in found["decode_parts"] + found["prefill_parts"]}
+    assert not parts & {"storage", "CPU: experts", "handover to the CPU"}
+    assert any("placement.cpu_layers means nothing" in note for note in found["notes"])
+    always = told(capsys, "machine=jetson_agx_orin", "placement=gpu_share")
+    assert "handover to the CPU" not in {part["part"] for part in always["decode_parts"]}
+
+
+@pytest.mark.parametrize("name", ["my conf", "a,b", "q'\"x", "[x]"])
+def test_a_folder_of_options_may_have_any_name(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name / "usage").mkdir(parents=True)
+    (tmp_path / name / "usage" / "mine.yaml").write_text(
+        "name: mine\nsource: 'stated'\ndistinct: null\nhits: null\n"
+    )
+    found = told(capsys, "--config-dir", str(tmp_path / name), "usage=mine")
+    assert found["asked"]["names"]["usage"] == "mine"
+
+
+def test_a_broken_table_of_errors_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "errors.csv"
+    for content, words in (
+        (HEAD.encode() + b"1,llama_cpp,rtx40", "line 2: must have a cell for each column"),
+        (b"\xff\xfe", "cannot be read as CSV"),
+    ):
+        table.write_bytes(content)
+        assert f"{table}: " in (line := refused(capsys, "--errors", str(table)))
+        assert words in line
+    assert f"{tmp_path}: Is a directory" in refused(capsys, "--json", str(tmp_path))

@@ -264,3 +264,17 @@ def test_engines_are_told_apart_without_colour() -> None:
     engines = ("llama_cpp", "ik_llama", "ktransformers", "imp", "freetoken", "phone_stream")
     assert len({look_of(engine)[1] for engine in engines}) == len(engines)
     assert look_of("my_engine") == look_of("my_engine")
+
+
+def test_a_table_without_rows_and_a_folder_that_is_not_there_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "rows.csv"
+    table.write_text("id,model,machine,engine,value\n")
+    assert main(["published", "--rows", str(table), "--out", str(tmp_path)]) == 2
+    assert f"{table}: has no rows, must have at least one" in capsys.readouterr().err
+    for command in (["published"], ["calibrate", "published"]):
+        assert main([*command, "--config-dir", str(tmp_path / "none")]) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1
+        assert lines[0].endswith(f"--config-dir {tmp_path / 'none'}: no such folder")

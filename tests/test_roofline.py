@@ -138,6 +138,7 @@ RUNS = {
     "CPU": ("policy=fiddler", "workload.batch_size=2"),
     "both": ("policy=hybrimoe", "workload.batch_size=3"),
     "four GPUs": ("policy=fiddler", "machine=rtx4090_x4"),
+    "shared matrices": ("policy=static", "machine=rtx4090_x4", "engine=ktransformers"),
     "storage": ("policy=lru", "cache.host_bytes=1e9", "cache.bytes=3e8"),
     "one memory": ("policy=lru", "machine=jetson_agx_orin"),
     "phone": ("policy=lru", "machine=phone_sd8gen3"),
@@ -196,6 +197,15 @@ def test_amounts_of_a_run_are_those_of_its_tables(small_trace_file: Path) -> Non
     layers = 4 * (2 * 2048 * (32 + 4) * 128 + 2048 * 16 + 2 * 2048) * 2
     fixed = on_gpu * expert + summary["steps"] * (layers + head)
     assert found["GPU: memory"] == pytest.approx(fixed, rel=0.02)
+
+
+def test_all_copies_behind_a_switch_count(small_trace_file: Path) -> None:
+    config = settings(small_trace_file, "policy=lru", "machine=rtx4090_x4", "engine=serial")
+    config["machine"]["link"]["switch_bytes_per_s"] = 10**10  # less than half of one link
+    summary, _ = simulate(config)
+    found = {row["resource"]: row for row in summary["roofline"]}["link to the GPU"]
+    assert found["amount"] == summary["h2d_bytes"]
+    assert found["busy_share"] is None
 
 
 def test_a_link_that_never_rests_is_at_its_roof(small_trace_file: Path) -> None:

@@ -114,3 +114,15 @@ def test_the_library_of_safetensors_writes_what_is_read(tmp_path: Path) -> None:
     library.save_file({"w": np.zeros((3, 5), np.float16)}, file, {"format": "np"})
     (tensor,) = read_safetensors(tmp_path)
     assert (tensor.name, tensor.shape, tensor.bits) == ("w", (3, 5), 15 * 16)
+
+
+@pytest.mark.parametrize("place", ["[5, 2]", "[0, 1e400]", "[0, " + "9" * 400 + "]", "[0.5, 1]"])
+def test_a_place_that_cannot_be_is_refused(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    for text in (f'{{"w": {{"shape": [1], "data_offsets": {place}}}}}', "[" * 100_000):
+        head = text.encode()
+        (tmp_path / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+        assert main(["model", "from-safetensors", str(tmp_path)]) == 2
+        assert "its header is not understood" in capsys.readouterr().err
