@@ -109,8 +109,6 @@ class Engine:
     """Share of the GPU's matrix multiplication rate that the kernels for the model's format reach."""
     cpu_decode_ratio: float
     """Share of the CPU's decoding rates that the engine reaches: 1 with weights repacked for its kernels."""
-    cpu_memory_ratio: float
-    """Share of the rate at which the CPU streams weights that the engine's kernels reach."""
     cpu_setups: str = field(metadata={"choices": ("expert", "layer")})
     """Each expert on the CPU is set up by itself, or a layer's are one piece of work."""
     cpu_setup_ratio: float
@@ -148,7 +146,6 @@ class Engine:
             ),
             ("matmul_ratio", self.matmul_ratio <= 1, "must be <= 1"),
             ("cpu_decode_ratio", self.cpu_decode_ratio <= 1, "must be <= 1"),
-            ("cpu_memory_ratio", self.cpu_memory_ratio <= 1, "must be <= 1"),
             ("cpu_matmul_ratio", self.cpu_matmul_ratio <= 1, "must be <= 1"),
             (
                 "speculation",

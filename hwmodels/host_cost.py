@@ -86,7 +86,6 @@ def _as_used(cpu: CPU, engine: Engine) -> CPU:
         rate_by_bits=rows,
         decode_weights_per_s=_share(cpu.decode_weights_per_s, ratio),
         codebook_weights_per_s=_share(cpu.codebook_weights_per_s, ratio),
-        memory_bytes_per_s=max(1, int(cpu.memory_bytes_per_s * engine.cpu_memory_ratio)),
         expert_setup_ns=round(cpu.expert_setup_ns * engine.cpu_setup_ratio) if is_alone else 0,
         matmul_flops=max(1, int(cpu.matmul_flops * engine.cpu_matmul_ratio)),
     )
