@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from hwmodels.attention_shape import AttentionShape
 from hwmodels.errors import figure_error
-from hwmodels.quantisation import FORMATS, canonical, fallback, format_bits, unknown_scheme
+from hwmodels.quantisation import (
+    FORMATS,
+    canonical,
+    fallback,
+    format_bits,
+    is_codebook,
+    unknown_scheme,
+)
 
 if TYPE_CHECKING:
     from hwmodels.model_shape import ModelShape
@@ -200,7 +207,7 @@ def quantised(shape: ModelShape, name: str) -> ModelShape:
     A file type covers all weights. A format covers all but embedding and head, or only the routed experts
     where published files have it so (MXFP4, NVFP4, INT4_G32: gpt-oss, Kimi-K2-Thinking and the like).
     """
-    changes: dict[str, Any] = {"expert_bits_by_layer": None}
+    changes: dict[str, Any] = {"expert_bits_by_layer": None, "expert_codebook": is_codebook(name)}
     fields = ["expert_bits"]
     if canonical(name) in FILE_TYPES:
         fields += [

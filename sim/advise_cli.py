@@ -8,14 +8,18 @@ import time
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sim.advise import QUALITY_FLOOR, WAYS, Point, Wish, check_quants, engines_for, search, to_ask
 from sim.cases import case_of
-from sim.interval import Interval, interval_of, read_errors
+from sim.interval import interval_of, read_errors
 from sim.mistakes import complain
 from sim.predict_answer import Asked, is_changed
 from sim.predict_cli import add_common, ask, write_csv
 from sim.types import ConfigError
+
+if TYPE_CHECKING:
+    from sim.advise_table import Ground
 
 _SEARCHED = ("placement", "placement.cpu_layers", "placement.gpu_ratio", "engine")
 _EPILOG = """examples:
@@ -23,6 +27,7 @@ _EPILOG = """examples:
   greenroom advise model=gpt_oss_120b machine=rtx5090_9950x3d --context 32768 --engines llama_cpp
   greenroom advise machine=rtx3090 --quant Q8_0,Q4_K_M,IQ3_XXS --quality-floor 3
   greenroom advise machine=rtx4090 --simulate
+  greenroom advise machine=rtx3090 --compare machine/gpu=rtx4090,machine=rtx5090_9950x3d
 
 Settings are those of `greenroom predict`, but for engine and placement, which are searched. Quality is bits a
 weight of the experts: it orders schemes and promises nothing."""
@@ -75,6 +80,11 @@ def _parser() -> argparse.ArgumentParser:
         default="tiny",
         help="what --simulate replays: a file, or an option of the group trace (default: tiny, bundled)",
     )
+    add(
+        "--compare",
+        metavar="CHANGES",
+        help="changed machines to try the same on, by commas; several changes of one, quoted, by spaces",
+    )
     add_common(parser)
     add(
         "--out",
@@ -86,11 +96,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from sim.advise_compare import changes_of
     from sim.advise_report import print_advice
     from sim.advise_table import summary_of, table_of
 
     started_s = time.monotonic()
     wish = _wish(options)
+    changes = None if options.compare is None else changes_of(options.compare)
     asked = _ask(options, wish)
     replayed = None
     if options.simulate:
@@ -99,15 +111,30 @@ def _run(options: argparse.Namespace) -> int:
         replayed = load_replayed(options.sim_trace)
     points = search(asked, wish)
     spent_s = time.monotonic() - started_s
-    interval = _interval(next(iter(asked.values())), points)
+    ground = _ground(next(iter(asked.values())), points)
+    compared = None if changes is None else _compared(options, wish, points, changes, ground)
     runs = None if replayed is None else confirm(asked, points, replayed)
     folder = _folder(options.out)
-    figure = _write(folder, table_of(points), summary_of(points, wish, interval, runs), points)
-    print_advice(points, wish, interval, runs, spent_s)
+    summary = summary_of(points, wish, ground, runs, compared)
+    figure = _write(folder, table_of(points, ground.rows), summary, points)
+    print_advice(points, wish, ground, runs, compared, spent_s)
     if figure is not None:
         print(f"Figure: {figure}")
     print(f"Results: {folder}")
     return 0
+
+
+def _compared(options: argparse.Namespace, wish: Wish, points: Sequence[Point],
+              changes: Sequence[Sequence[str]], ground: Ground) -> list[dict[str, object]]:  # fmt: skip
+    """Search with the same wish on each changed machine."""
+    from sim.advise_compare import changed, compare
+
+    def search_with(change: Sequence[str]) -> list[Point]:
+        other = argparse.Namespace(**vars(options))
+        other.overrides = changed(options.overrides, change)
+        return search(_ask(other, wish), wish)
+
+    return compare(points, changes, search_with, ground.rows)
 
 
 def _wish(options: argparse.Namespace) -> Wish:
@@ -148,12 +175,17 @@ def _ask(options: argparse.Namespace, wish: Wish) -> dict[str, Asked]:
     return asked
 
 
-def _interval(asked: Asked, points: Sequence[Point]) -> dict[str, Interval]:
-    """Return the interval of decoding for each engine."""
+def _ground(asked: Asked, points: Sequence[Point]) -> Ground:
+    """Return what the points rest on: published rows, the interval of each engine's decoding, notes."""
+    from sim.advise_standing import more_bits, rows_by_engine
+    from sim.advise_table import Ground
+
     errors = read_errors()
     machine = asked.composed.choices["machine"]
     engines = dict.fromkeys(point.engine for point in points)
-    return {e: interval_of(errors, e, machine, False, is_changed(asked)) for e in engines}
+    intervals = {e: interval_of(errors, e, machine, False, is_changed(asked)) for e in engines}
+    given_bits = case_of(asked.composed.config).costs.shape.expert_bits
+    return Ground(rows_by_engine(errors), intervals, more_bits(points, given_bits))
 
 
 def _folder(wished: Path | None) -> Path:

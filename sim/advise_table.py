@@ -3,69 +3,105 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from sim.advise import Point, Wish
-from sim.frontier import best_by, best_of, frontier, loses_by, too_large
+from sim.advise_standing import alike_speed, best_held, fit_word, rests_on_hits, spare_words
+from sim.frontier import best_by, best_of, frontier, level_of, loses_by, too_large, ways_by_level
 from sim.interval import Interval
 from sim.limits import limit_words
 
 
-def row_of(point: Point) -> dict[str, Any]:
-    """Return one point as plain values: times in ms, memory in bytes."""
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What an advice rests on beside its points: published rows and the interval by engine, and notes."""
+
+    rows: Mapping[str, int]
+    intervals: Mapping[str, Interval]
+    notes: Sequence[str] = field(default=())
+
+
+def row_of(point: Point, rows: Mapping[str, int]) -> dict[str, Any]:
+    """Return one point as plain values: times in ms, memory in bytes; ``rows``: published, by engine."""
     found = point.found
     return {
         "engine": point.engine,
+        "published_rows": rows.get(point.engine, 0),
         "quant": point.quant,
         "expert_bits": point.bits,
+        "level": level_of(point),
         "settings": point.settings,
         "tokens_per_s": point.speed,
+        "rests_on_hits": rests_on_hits(point),
+        "used_alike_tokens_per_s": alike_speed(point),
         "tpot_ms": found.tpot_ns / 1e6,
         "prefill_tokens_per_s": found.prefill_tokens_per_s,
         "ttft_ms": found.ttft_ns / 1e6,
         "gpu_bytes": found.gpu_bytes,
         "host_bytes": found.host_bytes,
         "fits": point.fits,
+        "fits_barely": fit_word(point) == "barely",
         "problems": "; ".join(found.problems),
         "bottleneck": found.bottleneck,
     }
 
 
-def table_of(points: Sequence[Point]) -> list[dict[str, Any]]:
+def table_of(points: Sequence[Point], rows: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return all points as rows, the fastest that fit first; ``frontier`` marks those nothing beats."""
     on_it = {id(point) for point in frontier(points)}
     ordered = sorted(points, key=lambda point: (not point.fits, -point.speed))
-    return [{**row_of(point), "frontier": id(point) in on_it} for point in ordered]
+    return [{**row_of(point, rows), "frontier": id(point) in on_it} for point in ordered]
 
 
 def summary_of(
     points: Sequence[Point],
     wish: Wish,
-    interval: Mapping[str, Interval],
+    ground: Ground,
     runs: Sequence[Mapping[str, Any]] | None,
+    compared: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Return what a search came to: the best, the best of each way and scheme, the frontier, why."""
-    best = best_of(points)
-    summary: dict[str, Any] = {
+    rows = ground.rows
+    held, held_as = best_held(points, rows)
+    return {
         "points": len(points),
         "fitting": sum(point.fits for point in points),
         "quality_floor_bits": wish.quality_floor,
-        "best": None,
-        "best_by_quant": [row_of(point) for point in best_by(points, "quant")],
-        "best_by_way": [row_of(point) for point in best_by(points, "engine", "kind")],
-        "frontier": [row_of(point) for point in frontier(points)],
-        "does_not_fit": [row_of(point) for point in too_large(points)],
+        "best": _best(best_of(points), ground, "Best"),
+        "best_held": _best(held, ground, held_as),
+        "best_by_quant": [row_of(point, rows) for point in best_by(points, "quant")],
+        "best_by_way": _ways(points, rows),
+        "frontier": [row_of(point, rows) for point in frontier(points)],
+        "does_not_fit": [row_of(point, rows) for point in too_large(points)],
+        "compared": None if compared is None else list(compared),
         "simulated": None if runs is None else list(runs),
+        "notes": list(ground.notes),
     }
-    if best is not None:
-        around = interval[best.engine].of(best.speed)
-        summary["best"] = row_of(best) | {
-            "tokens_per_s_interval": None if around is None else list(around),
-            "interval_from": interval[best.engine].words,
-            "limit": limit_words(best.found, best.found.bottleneck),
+
+
+def _best(point: Point | None, ground: Ground, what: str) -> dict[str, Any] | None:
+    """Return a best point with its interval and what limits it; None for none."""
+    if point is None:
+        return None
+    interval = ground.intervals[point.engine]
+    around = interval.of(point.speed)
+    return row_of(point, ground.rows) | {
+        "what": what,
+        "tokens_per_s_interval": None if around is None else list(around),
+        "interval_from": interval.words,
+        "limit": limit_words(point.found, point.found.bottleneck),
+        "left": spare_words(point.found),
+    }
+
+
+def _ways(points: Sequence[Point], rows: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return the best of each way at each level of precision, and what it loses to the level's best by."""
+    return [
+        {
+            **row_of(point, rows),
+            "loses_ms": {part: ns / 1e6 for part, ns in loses_by(point, ways[0])},
         }
-        for row, point in zip(
-            summary["best_by_way"], best_by(points, "engine", "kind"), strict=True
-        ):
-            row["loses_ms"] = {part: ns / 1e6 for part, ns in loses_by(point, best)}
-    return summary
+        for ways in ways_by_level(points).values()
+        for point in ways
+    ]

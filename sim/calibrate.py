@@ -23,8 +23,9 @@ from sim.calibrate_names import Field, Options, resolve
 from sim.calibrate_rows import Row, read_rows
 from sim.calibrate_spec import ALONE, Specification, known_specifications, read_specification
 from sim.calibrate_values import Predictions, changed, parameter_of
-from sim.cases import Composed, search_path
+from sim.cases import Composed
 from sim.mistakes import complain
+from sim.own_options import add_config_dirs, check_folders
 from sim.types import ConfigError
 
 _EPILOG = """examples:
@@ -94,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         "--rows", metavar="TABLE", help="rows in place of the calibration's (.csv, .yaml, .parquet)"
     )
     add("--machine", metavar="NAME", help="machine of the microbenchmark rows that name none")
-    add("--config-dir", metavar="DIR", help="options of your own")
+    add_config_dirs(parser)
     add("--out", metavar="DIR", help="write the fitted options there")
     add("--name", default="fitted", metavar="SUFFIX", help="of their names (default: fitted)")
     add("--results", metavar="DIR", help="where the report's files go (default: outputs/DATE/TIME)")
@@ -114,14 +115,13 @@ def _run(options: argparse.Namespace) -> None:
     if not options.name.replace("_", "").isalnum():
         raise ConfigError(f"--name {options.name}: must be letters, digits and _")
     spec = read_specification(options.calibration, options.rows, options.machine)
-    if options.config_dir is not None:
-        search_path(options.config_dir)  # there is such a folder
-    files = Options(options.config_dir)
+    check_folders(options.config_dirs)
+    files = Options(options.config_dirs)
     if options.errors is not None and options.no_leave_one_out:
         raise ConfigError("--errors: needs the fits that --no-leave-one-out skips")
     kinds = [] if options.no_leave_one_out else [spec.leave_out]
     kinds += ["machine"] if options.errors is not None else []
-    found = calibrate(spec, files, options.config_dir, kinds)
+    found = calibrate(spec, files, options.config_dirs, kinds)
     written = {}
     if options.out is not None:
         machines = [row.composed.choices for row in found.every]
@@ -142,7 +142,7 @@ def _run(options: argparse.Namespace) -> None:
 def calibrate(
     spec: Specification,
     options: Options,
-    config_dir: str | None = None,
+    config_dirs: Sequence[str] = (),
     leave_out_by: Sequence[str] = (ALONE,),
 ) -> Calibrated:
     """Fit a specification's parameters, and again without each group of rows.
@@ -150,7 +150,7 @@ def calibrate(
     ``leave_out_by`` are columns whose rows of one value make a group, or ``row``. Raises ConfigError or
     HardwareError for the first mistake.
     """
-    every = read_rows(spec, config_dir)
+    every = read_rows(spec, config_dirs)
     tables = storage_curves(every, options)
     curves = {table.field: table.value for table in tables}
     rows = [_with(row, curves) for row in every if row.metric != TABULATED]

@@ -45,11 +45,11 @@ class Field:
 
 
 class Options:
-    """The files of options: those that come with it, then the user's own."""
+    """The files of options: those that come with it, then the user's own folders in their order."""
 
-    def __init__(self, config_dir: str | None = None) -> None:
-        self._folders = [Path(str(resources.files("conf")))]
-        self._folders += [Path(config_dir)] if config_dir else []
+    def __init__(self, config_dirs: Sequence[str] = ()) -> None:
+        self._bundled = Path(str(resources.files("conf")))
+        self._folders = [self._bundled, *(Path(folder) for folder in config_dirs)]
         self._raw: dict[tuple[str, str], Any] = {}
 
     def file(self, group: str, option: str) -> Path:
@@ -59,6 +59,10 @@ class Options:
             if path.is_file():
                 return path
         raise ConfigError(f"{group} = {option}: no such option")
+
+    def is_bundled(self, group: str, option: str) -> bool:
+        """Tell whether an option comes with Greenroom."""
+        return (self._bundled / group / f"{option}.yaml").is_file()
 
     def sets(self, group: str, option: str, at: Keys) -> bool:
         """Tell whether an option's file gives a value, itself or from a file that it begins with."""
@@ -80,11 +84,27 @@ class Options:
             self._raw[group, option] = read_yaml(self.file(group, option))
         return value_at(self._raw[group, option], at)
 
+    def named(self, group: str, option: str) -> list[tuple[tuple[str, str], Keys]]:
+        """Return the options that an option's defaults name, and where: of its own group, or its parts."""
+        defaults = self.value(group, option, ("defaults",))
+        found: list[tuple[tuple[str, str], Keys]] = []
+        for i, entry in enumerate(defaults if isinstance(defaults, list) else []):
+            if isinstance(entry, str) and entry != "_self_":
+                found.append(((group, entry), ("defaults", i)))
+            for key, part in entry.items() if isinstance(entry, Mapping) else ():
+                name = str(key).removeprefix("override ").partition("@")[0].strip()
+                where = name[1:] if name.startswith("/") else f"{group}/{name}"
+                if isinstance(part, str):
+                    found.append(((where, part), ("defaults", i, str(key))))
+        return [(named, at) for named, at in found if self._has(*named)]
+
+    def _has(self, group: str, option: str) -> bool:
+        return any((folder / group / f"{option}.yaml").is_file() for folder in self._folders)
+
     def _bases(self, group: str, option: str) -> list[str]:
         """Return the options of its own group that an option begins with, the last first."""
-        defaults = self.value(group, option, ("defaults",))
-        names = defaults if isinstance(defaults, list) else []
-        return [name for name in reversed(names) if isinstance(name, str) and name != "_self_"]
+        named = [key for key, _ in reversed(self.named(group, option))]
+        return [base for where, base in named if where == group]
 
 
 MISSING = object()
@@ -171,7 +191,18 @@ def _named(name: str, rows: Sequence[Row], options: Options) -> Field:
             raise ConfigError(f"{group} = {option}: no such option{hint}") from None
     field = Field(group, option, _path(rest))
     _check_there(field, rows, options)
+    _check_own(field, options)
     return field
+
+
+def _check_own(field: Field, options: Options) -> None:
+    """Raise ConfigError for a field that its option has from another, which it begins with."""
+    setter = options.setter(field.group, field.option, field.at)
+    if setter not in (None, field.option):
+        place = f"{field.group.replace('/', '.')}.{_dotted(field.at)}"
+        where = f"{field.group}/{field.option} does not set {_dotted(field.at)}"
+        other = f"{field.group}/{setter} does"
+        raise ConfigError(f"{where}, {other}: name that, or {place}")
 
 
 def _check_there(field: Field, rows: Sequence[Row], options: Options) -> None:

@@ -22,6 +22,7 @@ from sim.calibrate_spec import ALONE, Specification
 from sim.calibrate_tables import read_table
 from sim.cases import GROUPS, Composed, case_of, compose_case
 from sim.mistakes import explain
+from sim.own_options import SEARCHPATH
 from sim.settings import did_you_mean
 from sim.types import ConfigError
 
@@ -78,7 +79,7 @@ class Row:
 _PROMPT = ("prefill_tokens_per_s", "ttft_s")
 
 
-def read_rows(spec: Specification, config_dir: str | None = None) -> list[Row]:
+def read_rows(spec: Specification, config_dirs: Sequence[str] = ()) -> list[Row]:
     """Return the selected rows of a specification's table, composed; ConfigError for the first mistake."""
     table = read_table(spec.rows)
     if not table:
@@ -90,7 +91,7 @@ def read_rows(spec: Specification, config_dir: str | None = None) -> list[Row]:
             raise ConfigError(f"{spec.rows}: id = {name}: must be that of one row only")
     kept = _selected(spec, named)
     composed: dict[tuple[str, ...], Composed] = {}
-    return [_row(spec, name, row, composed, config_dir) for name, row in kept]
+    return [_row(spec, name, row, composed, tuple(config_dirs)) for name, row in kept]
 
 
 def _name(path: Path, number: int, row: Any) -> str:
@@ -142,7 +143,7 @@ def _row(
     name: str,
     given: Mapping[str, Any],
     composed: dict[tuple[str, ...], Composed],
-    config_dir: str | None,
+    config_dirs: tuple[str, ...],
 ) -> Row:
     where = f"{spec.rows.name}: {name}"
     row = {key: value for key, value in given.items() if value is not None and value != ""}
@@ -151,15 +152,15 @@ def _row(
         raise ConfigError(f"{where}: {rule}")
     overrides = tuple(_overrides(spec, where, row))
     if overrides not in composed:
-        composed[overrides] = _compose(where, overrides, config_dir)
+        composed[overrides] = _compose(where, overrides, config_dirs)
     make = _microbenchmark if "kind" in row else _end_to_end
     return make(spec, where, name, row, overrides, composed[overrides])
 
 
-def _compose(where: str, overrides: Sequence[str], config_dir: str | None) -> Composed:
+def _compose(where: str, overrides: Sequence[str], config_dirs: tuple[str, ...]) -> Composed:
     """Compose a row; a user's mistake in it is told with the row's name."""
     try:
-        return compose_case(overrides, config_dir)
+        return compose_case(overrides, config_dirs)
     except Exception as error:
         message = explain(error)
         if message is None:
@@ -181,6 +182,9 @@ def _overrides(spec: Specification, where: str, row: Mapping[str, Any]) -> list[
     more = shlex.split(more) if isinstance(more, str) else more
     if not isinstance(more, list) or not all(isinstance(text, str) for text in more):
         raise ConfigError(f"{where}: overrides = {more}: must be a list of KEY=VALUE")
+    for text in more:
+        if text.lstrip("+~").startswith(SEARCHPATH):
+            raise ConfigError(f"{where}: {text}: must be given for all rows, as --config-dir DIR")
     return [*found, *more]
 
 

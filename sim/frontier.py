@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
-from sim.advise import Point
+from sim.advise import AS_GIVEN, Point
 
 
 def best_of(points: Sequence[Point]) -> Point | None:
@@ -37,6 +38,41 @@ def best_by(points: Sequence[Point], *fields: str) -> list[Point]:
         groups.setdefault(tuple(getattr(point, field) for field in fields), []).append(point)
     found = [best for group in groups.values() if (best := best_of(group)) is not None]
     return sorted(found, key=_merit, reverse=True)
+
+
+def level_of(point: Point) -> int:
+    """Return the bits that a scheme's name says (Q3_K_M: 3, AWQ_INT4: 4), by which people compare schemes.
+
+    The bits that it takes are more, and more for one maker's scheme than for another's. Of the model as
+    given, its bits rounded.
+    """
+    digits = None if point.quant == AS_GIVEN else re.search(r"\d+", point.quant)
+    return round(point.bits) if digits is None else int(digits[0])
+
+
+def ways_by_level(points: Sequence[Point]) -> dict[int, list[Point]]:
+    """Return, by level of precision, the best of each engine and placement, the fastest first.
+
+    An engine stands at each level with one scheme that fits: the nearest in bits to the most that every
+    engine of the level can have. Levels come from the highest down.
+    """
+    schemes: dict[int, dict[str, dict[str, float]]] = {}
+    fitting = [point for point in points if point.fits]
+    for point in fitting:
+        engines = schemes.setdefault(level_of(point), {})
+        engines.setdefault(point.engine, {})[point.quant] = point.bits
+    found: dict[int, list[Point]] = {}
+    for level, engines in sorted(schemes.items(), reverse=True):
+        bits = min(max(its.values()) for its in engines.values())
+        chosen = {e: _nearest(its, bits) for e, its in engines.items()}
+        same = [p for p in fitting if level_of(p) == level and p.quant == chosen[p.engine]]
+        found[level] = best_by(same, "engine", "kind")
+    return found
+
+
+def _nearest(schemes: Mapping[str, float], bits: float) -> str:
+    """Return the scheme nearest to so many bits; of two as near, the more precise."""
+    return min(schemes, key=lambda name: (abs(schemes[name] - bits), -schemes[name]))
 
 
 def too_large(points: Sequence[Point]) -> list[Point]:

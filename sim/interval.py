@@ -22,6 +22,8 @@ FEWEST_ROWS = 5
 """Below so many rows of the case's engine those of all engines count; below that there is no interval."""
 SHARE = 0.8
 """Share of the rows' ratios that an interval spans: from the 10 % to the 90 % quantile."""
+_LEAST_BIAS = 0.0005
+"""A median error below this is none: it would be shown as 0.0 %."""
 _TIMES = ("tpot_s", "tpot_ms", "ttft_s", "ttft_ms")
 _PREFILL = ("prefill_tokens_per_s", "ttft_s", "ttft_ms")
 _ERRORS = ("error_left_out", "error_machine_left_out")
@@ -115,13 +117,19 @@ def _ratio(text: str | None, is_time: bool, where: str) -> float | None:
 
 
 def interval_of(
-    rows: Sequence[Missed], engine: str, machine: str, is_prefill: bool, is_changed: bool = False
+    rows: Sequence[Missed],
+    engine: str,
+    machine: str,
+    is_prefill: bool,
+    is_changed: bool = False,
+    is_own_fit: bool = False,
 ) -> Interval:
     """Return the interval of a case's decode (or prefill) speed.
 
     ``machine`` is the name that was chosen; ``is_changed``: some of its parts or figures were, which makes
-    it another one. A machine with fitted rows takes the errors of rows left out one at a time, another one
-    those of rows left out with all others of their machine.
+    it another one. ``is_own_fit``: a calibration of the user's own fitted figures of it, which changes the
+    words only, for its errors are not among ``rows``. A machine with fitted rows takes the errors of rows
+    left out one at a time, another one those of rows left out with all others of their machine.
     """
     rows = [row for row in rows if row.is_complete and row.is_prefill == is_prefill]
     what = "prefill" if is_prefill else "decode"
@@ -137,17 +145,34 @@ def interval_of(
             f"(at least {FEWEST_ROWS} are needed)",
         )
     low, high = np.quantile(own, [(1 - SHARE) / 2, (1 + SHARE) / 2])
-    left_out = (
-        "each left out when the others were fitted (this machine has fitted rows)"
-        if is_known
-        else "each left out with all rows of its machine (this machine has no fitted rows)"
-    )
-    return Interval(  # of rows that all came out too slow, or too fast, it still holds the prediction
+    # Of rows that all came out too slow, or too fast, it still holds the prediction.
+    return Interval(
         min(1.0, float(1 / high)),
         max(1.0, float(1 / low)),
-        f"{what}: {SHARE:.0%} of {len(own)} published {what} rows of {whose}, {left_out}, came out at "
-        f"{low:.2f} to {high:.2f} times their published speed",
+        f"{what}: {SHARE:.0%} of {len(own)} published {what} rows of {whose}, "
+        f"{_left_out(is_known, is_own_fit)}, came out at {low:.2f} to {high:.2f} times "
+        f"their published speed; {_bias(own)}",
     )
+
+
+def _left_out(is_known: bool, is_own_fit: bool) -> str:
+    """Say which fits made the errors."""
+    if is_known:
+        return "each left out when the others were fitted (this machine has fitted rows)"
+    if is_own_fit:
+        return (
+            "each left out with all rows of its machine (this machine has figures fitted by a calibration "
+            "of your own, whose errors --errors FILE gives)"
+        )
+    return "each left out with all rows of its machine (this machine has no fitted rows)"
+
+
+def _bias(ratios: Sequence[float]) -> str:
+    """Say on which side predictions fell: why a prediction may lie at an end of its interval."""
+    off = float(np.median(ratios)) - 1
+    if abs(off) < _LEAST_BIAS:
+        return "predictions of such rows were right in the median"
+    return f"predictions of such rows were too {'low' if off < 0 else 'high'} in the median by {abs(off):.1%}"
 
 
 def _ratios(rows: Iterable[Missed], is_known: bool) -> list[float]:

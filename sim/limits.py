@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from hwmodels.cost import CostModel
 from hwmodels.layer_time import (
@@ -15,10 +16,13 @@ from hwmodels.layer_time import (
     STEP,
     STORAGE,
 )
+from hwmodels.machine import CPU
 from hwmodels.predict import Case, Prediction
 from hwmodels.units import GB, NS_PER_S
 
 _TERA = 10**12
+_WIDE = 64
+"""Bits of a weight that no decoding holds up."""
 
 
 def limit_words(prediction: Prediction, part: str) -> str:
@@ -52,7 +56,8 @@ def _cpu(case: Case, prediction: Prediction) -> str:
         flops = tokens * costs.shape.expert_flops_per_token * costs.num_cpu_teams
         rate = flops * NS_PER_S / work.least_ns / _TERA
         return f"the CPU computes experts at {rate:.2f} of {cpu.expert_flops / _TERA:.2f} TFLOP/s"
-    text = f"the CPU reads experts at {_of(cpu_bytes_per_s(case), cpu.expert_bytes_per_s)}"
+    most = _of(cpu_bytes_per_s(case), cpu.expert_bytes_per_s)
+    text = f"the CPU reads experts at {most}{_capped(cpu)}"
     if cpu.expert_table is not None:
         return f"{text} (from a measured table)"
     if work.bytes_per_s * costs.num_cpu_teams < 0.95 * cpu.expert_bytes_per_s:
@@ -60,13 +65,34 @@ def _cpu(case: Case, prediction: Prediction) -> str:
     return text
 
 
+def _capped(cpu: CPU) -> str:
+    """Name the figure that caps the rate of experts, where it is not ``cpu.memory_bytes_per_s``."""
+    threads, most = cpu.threads_used, cpu.expert_bytes_per_s
+    if most == cpu.memory_bytes_per_s:
+        return ""
+    if most == cpu.dram_bytes_per_s:
+        return ", the most that cpu.dram_bytes_per_s lets all readers have"
+    return f", the most of {threads} thread{'s' * (threads > 1)} (cpu.threads_used x cpu.thread_bytes_per_s)"
+
+
 def _held_back(costs: CostModel, layer: int) -> str:
     """Say what keeps CPU kernels below the rate of host memory: decoding, or the engine's kernels."""
     cpu, bits = costs.machine.cpu, costs.shape.expert_bits_of(layer)
-    slower = costs.cpu_work(layer, 1).bytes_per_s < cpu.team_bytes_per_s(cpu.threads_used, 64)
+    threads = cpu.threads_used // costs.num_cpu_teams
+    slower = costs.cpu_work(layer, 1).bytes_per_s < cpu.team_bytes_per_s(threads, _WIDE)
     if slower and bits < 16:
-        return f": decoding {bits:.3g}-bit weights holds the cores, not memory"
+        named = _decoding_figure(cpu, bits, costs.shape.expert_codebook)
+        return f": decoding {bits:.3g}-bit weights holds the cores, not memory (cpu.{named})"
     return ": its threads, or this engine's kernels, reach no more"
+
+
+def _decoding_figure(cpu: CPU, bits: float, is_codebook: bool) -> str:
+    """Return the figure that bounds decoding: of those given, the one that allows least."""
+    weights = "codebook_weights_per_s" if is_codebook else "decode_weights_per_s"
+    one = replace(cpu, decode_weights_per_s=None, codebook_weights_per_s=None)
+    without = one.team_bytes_per_s(cpu.threads_used, bits, is_codebook)
+    is_bound = cpu.team_bytes_per_s(cpu.threads_used, bits, is_codebook) < without
+    return weights if is_bound or cpu.rate_by_bits is None else "rate_by_bits"
 
 
 def _link(case: Case, prediction: Prediction) -> str:

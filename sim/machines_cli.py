@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from importlib import resources
-from importlib.resources.abc import Traversable
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hwmodels.machine import DERATES, TRUST_CLASSES, Machine
-from sim.cases import search_path
+from sim.machine_options import PARTS, Plain, machines, parts
 from sim.mistakes import complain
+from sim.own_options import add_config_dirs, check_folders, with_folders
 from sim.settings import did_you_mean
 from sim.types import ConfigError
 
-Plain = dict[str, Any]
-
-PARTS = ("gpu", "cpu", "link", "storage")
 _UNITS = (
     ("_bytes_per_s", 1e9, "GB/s"),
     ("_flops", 1e12, "TF"),
@@ -32,8 +27,8 @@ def main(arguments: list[str]) -> int:
     """List machines and parts, or show one with its sources; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="greenroom machines",
-        description="List the machines and parts that come with Greenroom; with a name, show all "
-        "figures of a machine (rtx4090) or a part (gpu/rtx4090), each with its source.",
+        description="List the machines and parts that come with Greenroom, and your own; with a "
+        "name, show all figures of a machine (rtx4090) or a part (gpu/rtx4090), each with its source.",
     )
     parser.add_argument("name", nargs="?", help="a machine, or a part as gpu/rtx4090")
     parser.add_argument(
@@ -41,99 +36,38 @@ def main(arguments: list[str]) -> int:
         nargs="*",
         help="what to change of the machine, as machine/gpu=rtx3090 or machine.cpu.threads_used=4",
     )
-    parser.add_argument("--config-dir", metavar="DIR", help="machines and parts of your own")
+    add_config_dirs(parser)
     given = parser.parse_args(arguments)
     try:
+        check_folders(given.config_dirs)
         if given.name is None:
-            _print_lists()
+            _print_lists(given.config_dirs)
         else:
-            _print_one(given.name, given.override, given.config_dir)
+            _print_one(given.name, given.override, given.config_dirs)
     except Exception as error:
         return complain("greenroom machines", error)
     return 0
 
 
-# -- what there is -----------------------------------------------------------------------------
-
-
-def machines() -> dict[str, dict[str, str]]:
-    """Return by name which option each part of every whole machine is; parts it lacks are left out."""
-    return {name: _choices(name) for name in _options(_folder())}
-
-
-def parts(part: str) -> dict[str, Plain]:
-    """Return by name what the file of every option of a part says."""
-    folder = _folder() / part
-    return {name: _load(folder / f"{name}.yaml") for name in _options(folder)}
-
-
-def _folder() -> Traversable:
-    return resources.files("conf") / "machine"
-
-
-def _options(folder: Traversable) -> list[str]:
-    names = (file.name for file in folder.iterdir())
-    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
-
-
-def _load(file: Traversable) -> Plain:
-    import yaml
-
-    plain: Plain = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return plain
-
-
-def _choices(name: str) -> dict[str, str]:
-    """Return the parts that a machine's file chooses, or the file that it builds on."""
-    found: dict[str, str] = {}
-    for entry in _load(_folder() / f"{name}.yaml")["defaults"]:
-        if isinstance(entry, Mapping):
-            found |= {part: option for part, option in entry.items() if option is not None}
-        elif entry != "_self_":
-            found |= _choices(entry)
-    return found
-
-
-def _composed(name: str, overrides: list[str], config_dir: str | None) -> Plain:
-    """Return a whole machine as a run would have it; ``config_dir`` has options of the user's own."""
-    from hydra import compose, initialize_config_module
-    from omegaconf import OmegaConf
-
-    if config_dir is not None:
-        overrides = [*overrides, search_path(config_dir)]
-    with initialize_config_module("conf", version_base="1.3"):
-        config = compose("config", overrides=[f"machine={name}", *overrides])
-    plain: Plain = OmegaConf.to_container(config, resolve=True)["machine"]  # type: ignore
-    return plain
-
-
 # -- lists ---------------------------------------------------------------------------------------
 
 
-def _print_lists() -> None:
+def _print_lists(config_dirs: Sequence[str]) -> None:
     whole = [
-        (name, *(chosen.get(part, "-") for part in PARTS)) for name, chosen in machines().items()
+        (name, *(chosen.get(part, "-") for part in PARTS))
+        for name, chosen in machines(config_dirs).items()
     ]
     _print_table(("machine", *PARTS), whole)
-    gpus = [(n, p["name"], _memory(p), *_rate(p), _tera(p)) for n, p in parts("gpu").items()]
-    _print_table(("gpu", "what it is", "memory", "streams", "class", "matrices"), gpus)
-    cpus = [(n, p["name"], _memory(p), *_rate(p), str(p["cores"])) for n, p in parts("cpu").items()]
-    _print_table(("cpu", "what it is", "memory", "experts", "class", "cores"), cpus)
-    links = [
-        (n, p["name"], *_rate(p, "h2d_bytes_per_s", "rate_derate"))
-        for n, p in parts("link").items()
-    ]
-    _print_table(("link", "what it is", "to the GPU", "class"), links)
-    disks = [
-        (
-            n,
-            p["name"],
-            _shown("_bytes_per_s", max(row[-1] for row in p["curve"])),
-            _class(p, "curve"),
-        )
-        for n, p in parts("storage").items()
-    ]
-    _print_table(("storage", "what it is", "reads up to", "class"), disks)
+    for part, (heads, cells) in _COLUMNS.items():
+        rows = []
+        for name, plain in parts(part, config_dirs).items():
+            try:
+                rows.append((name, str(plain["name"]), *cells(plain)))
+            except KeyError as error:
+                raise ConfigError(f"machine/{part}/{name}: {error.args[0]}: missing") from error
+            except TypeError as error:
+                raise ConfigError(f"machine/{part}/{name}: {error}") from error
+        _print_table((part, "what it is", *heads), rows)
     print(
         "Classes: "
         + "; ".join(f"{letter} {what}" for letter, what in TRUST_CLASSES.items())
@@ -147,40 +81,81 @@ def _rate(
     plain: Plain, field: str = "memory_bytes_per_s", derate: str = "memory_derate"
 ) -> tuple[str, str]:
     """Return the rate that is achieved, and the class of what it hangs on: the derate, if it has one."""
-    scale = plain.get(derate, 1)
+    scale = _number(plain, derate, 1)
     main = field if scale == 1 else derate
-    return _shown(field, plain[field] * scale), _class(plain, main)
+    return _shown(field, _number(plain, field) * scale), _class(plain, main)
+
+
+def _number(plain: Plain, field: str, default: float | None = None) -> float:
+    """Return a figure; KeyError if it is missing, TypeError if it is no number."""
+    value = plain[field] if default is None else plain.get(field, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{field} = {value}: must be a number")
+    return value
 
 
 def _tera(plain: Plain) -> str:
-    return _shown("_flops", plain["matmul_flops"] * plain.get("matmul_derate", 1))
+    return _shown("_flops", _number(plain, "matmul_flops") * _number(plain, "matmul_derate", 1))
 
 
 def _memory(plain: Plain) -> str:
-    return _shown("memory_bytes", plain["memory_bytes"])
+    return _shown("memory_bytes", _number(plain, "memory_bytes"))
+
+
+def _most_read(plain: Plain) -> tuple[str, str]:
+    curve = plain["curve"]
+    if not isinstance(curve, list) or not all(isinstance(row, list) and row for row in curve):
+        raise TypeError(f"curve = {curve}: must be a list of rows")
+    most = max((row[-1] for row in curve), default=None)
+    return _shown("_bytes_per_s", most), _class(plain, "curve")
 
 
 def _class(plain: Plain, field: str) -> str:
-    return str(plain["sources"][field])[0]
+    return (_source(plain, field) or "-")[0]
+
+
+def _source(plain: Plain, field: str) -> str:
+    sources = plain.get("sources")
+    return str(sources.get(field, "")) if isinstance(sources, Mapping) else ""
+
+
+_COLUMNS: dict[str, tuple[tuple[str, ...], Callable[[Plain], tuple[str, ...]]]] = {
+    "gpu": (
+        ("memory", "streams", "class", "matrices"),
+        lambda plain: (_memory(plain), *_rate(plain), _tera(plain)),
+    ),
+    "cpu": (
+        ("memory", "experts", "class", "cores"),
+        lambda plain: (_memory(plain), *_rate(plain), str(plain["cores"])),
+    ),
+    "link": (
+        ("to the GPU", "class"),
+        lambda plain: _rate(plain, "h2d_bytes_per_s", "rate_derate"),
+    ),
+    "storage": (("reads up to", "class"), _most_read),
+}
+"""Of each part's list, the heads of columns after its name, and what stands in them."""
 
 
 # -- one machine or part -------------------------------------------------------------------------
 
 
-def _print_one(name: str, overrides: list[str], config_dir: str | None = None) -> None:
+def _print_one(name: str, overrides: list[str], config_dirs: Sequence[str]) -> None:
     part, _, option = name.rpartition("/")
     part = part.removeprefix("machine/")
-    if part in PARTS and option in _options(_folder() / part) and not overrides:
-        _print_part(part, _load(_folder() / part / f"{option}.yaml"))
-        return
-    own = config_dir is not None and Path(config_dir, "machine", f"{name}.yaml").is_file()
-    if not own and name not in machines():
-        known = [
-            *machines(),
-            *(f"{part}/{n}" for part in PARTS for n in _options(_folder() / part)),
-        ]
+    if part in PARTS and not overrides:
+        found = parts(part, config_dirs)
+        if option in found:
+            try:
+                _print_part(part, found[option])
+            except TypeError as error:
+                raise ConfigError(f"machine/{name.removeprefix('machine/')}: {error}") from error
+            return
+    whole = machines(config_dirs)
+    if name not in whole:
+        known = [*whole, *(f"{part}/{n}" for part in PARTS for n in parts(part, config_dirs))]
         raise ConfigError(f"machine = {name}: no such machine or part{did_you_mean(name, known)}")
-    plain = _composed(name, overrides, config_dir)
+    plain = _composed(name, overrides, config_dirs)
     built = Machine.from_mapping(plain, f"machine/{name}")
     print(f"{built.name}: {built.kind.replace('_', ' ')}\n")
     for part in PARTS:
@@ -188,9 +163,21 @@ def _print_one(name: str, overrides: list[str], config_dir: str | None = None) -
             _print_part(part, plain[part])
 
 
+def _composed(name: str, overrides: list[str], config_dirs: Sequence[str]) -> Plain:
+    """Return a whole machine as a run would have it."""
+    from hydra import compose, initialize_config_module
+    from omegaconf import OmegaConf
+
+    given = with_folders([f"machine={name}", *overrides], config_dirs)
+    with initialize_config_module("conf", version_base="1.3"):
+        config = compose("config", overrides=given)
+    plain: Plain = OmegaConf.to_container(config, resolve=True)["machine"]  # type: ignore
+    return plain
+
+
 def _print_part(part: str, plain: Plain) -> None:
     """Print a part's figures in the order of its file."""
-    print(f"{part}: {plain['name']}")
+    print(f"{part}: {plain.get('name')}")
     _print_table(("figure", "value", "achieved", "class", "source"), list(_rows(part, plain)))
 
 
@@ -199,10 +186,10 @@ def _rows(part: str, plain: Plain) -> Iterator[tuple[str, ...]]:
     for field, value in plain.items():
         if field in ("name", "sources"):
             continue
-        letter, _, where = str(plain["sources"].get(field, "")).partition(": ")
-        derate = plain.get(scales.get(field, ""), 1)
-        reached = _shown(field, value * derate) if field in scales else ""
-        yield field, _shown(field, value), reached, letter, where
+        letter, _, where = _source(plain, field).partition(": ")
+        derate = scales.get(field)
+        reached = _number(plain, field) * _number(plain, derate, 1) if derate else None
+        yield field, _shown(field, value), _shown(field, reached) if derate else "", letter, where
 
 
 def _shown(field: str, value: Any) -> str:

@@ -6,6 +6,7 @@ import errno
 import re
 import sys
 import traceback
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ _GROUPS = {
     "predict": ("model", "machine", *_PARTS, "engine", "placement", "usage"),
 }
 """Groups by the file in ``conf/`` that has them."""
+_FOLDER_FLAGS = ("--config-dir", "-cd")
 
 
 def explain(error: Exception, config: str = "config") -> str | None:
@@ -106,19 +108,39 @@ def _with_near_key(text: str, config: str) -> str:
 
 
 def _known_keys(config: str) -> list[str]:
-    """Return the groups, and the dotted keys of the configuration with the groups that were chosen."""
+    """Return the groups, and the dotted keys of the configuration with the groups that were chosen.
+
+    Choices may be of folders of the user's own; if they cannot be composed the default ones count.
+    """
+    from sim.own_options import with_folders
+    from sim.results import flatten
+
+    groups = _GROUPS[config]
+    pattern = rf"(?:{'|'.join(groups)})=\w+|hydra\.searchpath=.+"
+    choices = [word for word in sys.argv[1:] if re.fullmatch(pattern, word)]
+    try:
+        plain = _composed(config, with_folders(choices, _own_folders(sys.argv[1:])))
+    except Exception:  # of whatever kind: the mistake to tell of is another one
+        plain = _composed(config, [])
+    return [*groups, *flatten(plain)]
+
+
+def _composed(config: str, overrides: list[str]) -> dict[str, Any]:
     from hydra import compose, initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
-    from sim.results import flatten
-
-    groups = _GROUPS[config]
-    choices = [word for word in sys.argv[1:] if re.fullmatch(rf"(?:{'|'.join(groups)})=\w+", word)]
     GlobalHydra.instance().clear()
     with initialize_config_module("conf", version_base="1.3"):
-        plain: Any = OmegaConf.to_container(compose(config, overrides=choices))
-    return [*groups, *flatten(plain)]
+        plain: Any = OmegaConf.to_container(compose(config, overrides=overrides))
+    return dict(plain)
+
+
+def _own_folders(words: list[str]) -> list[str]:
+    """Return the folders behind ``--config-dir``."""
+    named = [word.partition("=")[2] for word in words if word.startswith(f"{_FOLDER_FLAGS[0]}=")]
+    named += [after for flag, after in pairwise(words) if flag in _FOLDER_FLAGS]
+    return named
 
 
 def _one_line(text: str) -> str:

@@ -16,6 +16,8 @@ from sim.limits import limit_words
 from sim.trust import weak_figures
 
 _MS = 1e6
+FITTED = "F: fitted by greenroom calibrate"
+"""How the sources of figures begin that a calibration wrote."""
 _LEAST_PART = 1e-4
 """Share of the time below which a part is left out."""
 
@@ -56,6 +58,7 @@ def answer(asked: Asked, errors: Sequence[Missed]) -> dict[str, Any]:
         "problems": list(found.problems),
         "context": _context(found),
         "used_alike_tokens_per_s": used_alike(case),
+        "hangs_on_use": _hangs_on_use(case),
         "weak_figures": weak_figures(found, asked.composed.config["machine"], _changed(asked)),
         "notes": [*asked.notes, *_notes(case)],
         "gains": _gains(found),
@@ -119,7 +122,15 @@ def _interval(asked: Asked, errors: Sequence[Missed], is_prefill: bool) -> Inter
     config, choices = asked.composed.config, asked.composed.choices
     engine = choices.get("engine", config["engine"]["name"])
     machine = choices.get("machine", config["machine"]["name"])
-    return interval_of(errors, engine, machine, is_prefill, is_changed(asked))
+    own_fit = _is_own_fit(config["machine"])
+    return interval_of(errors, engine, machine, is_prefill, is_changed(asked), own_fit)
+
+
+def _is_own_fit(machine: Mapping[str, Any]) -> bool:
+    """Tell whether ``greenroom calibrate`` wrote a figure of the machine, which it does in users' files."""
+    parts = [part for part in machine.values() if isinstance(part, Mapping)]
+    sources = [source for part in parts for source in (part.get("sources") or {}).values()]
+    return any(str(source).startswith(FITTED) for source in sources)
 
 
 def is_changed(asked: Asked) -> bool:
@@ -200,6 +211,13 @@ def used_alike(case: Case) -> float:
     """Return tokens/s if all experts were used alike, which is the worst for a cache."""
     alike = replace(case.usage, name="uniform", distinct=None, hits=None, apart=None)
     return predict(replace(case, usage=alike, prompt_tokens=1)).tokens_per_s
+
+
+def _hangs_on_use(case: Case) -> bool:
+    """Tell whether it matters to decoding which experts tokens use: to a cache, or to a batch."""
+    place, layers = case.placement, case.costs.shape.num_moe_layers
+    has_cache = place.num_cpu_layers(case.costs.shape) < layers and 0 < place.gpu_ratio < 1
+    return case.batch_size > 1 or (has_cache and place.hit_rate is None)
 
 
 def _notes(case: Case) -> list[str]:

@@ -12,14 +12,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from sim.advise import check_quants
 from sim.interval import read_errors
 from sim.mistakes import complain, explain
+from sim.own_options import add_config_dirs
 from sim.predict_answer import Asked, answer
 from sim.types import ConfigError
 
 _EPILOG = """examples:
   greenroom predict model=gpt_oss_120b machine=rtx4090 placement.cpu_layers=24
   greenroom predict machine=rtx4090 machine/gpu=rtx3090 model.expert_bits=Q4_K_M work.context_tokens=8192
+  greenroom predict --quant Q4_K_M placement.cpu_layers=20
   greenroom predict placement=offload engine=vllm_like placement.gpu_ratio=0.5 --trace my.parquet
   greenroom predict -m machine=rtx3090,rtx4090 placement.cpu_layers=0,12,24 --csv table.csv
 
@@ -29,6 +32,11 @@ advise` searches for the best placement. Nothing is simulated: for policies, que
 `greenroom sim`."""
 
 
+_BITS = (
+    ("expert_bits", "expert_bits_by_layer", "expert_codebook"),
+    *(("dense_bits",), ("head_bits",), ("shared_bits",)),
+)
+"""Fields of bits that a scheme sets; those of the experts go together."""
 _GROUPS = (
     *("model", "machine", "engine", "placement", "usage"),
     *("machine/gpu", "machine/cpu", "machine/link", "machine/storage"),
@@ -55,6 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-m", "--multirun", action="store_true", help="one prediction for each "
                         "combination of values by commas")  # fmt: skip
     add_common(parser)
+    parser.add_argument("--quant", metavar="SCHEME", help="weights as a file in this scheme has them, as "
+                        "in advise; fields of bits that are overridden stay")  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="also write the answer as JSON (-: instead)")
     parser.add_argument("--csv", metavar="FILE", help="also write a line an answer as CSV")
     parser.add_argument("--errors", metavar="FILE", type=Path, help="left-out errors of published rows "
@@ -70,22 +80,24 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         help="take the use of experts from a router trace (a file, or an option of the group trace); hit "
         "rates are then those of LRU",
     )
-    parser.add_argument("--config-dir", metavar="DIR", type=Path, help="folder of your own options")
+    add_config_dirs(parser)
 
 
 def _run(options: argparse.Namespace) -> int:
     errors = read_errors(options.errors)
+    if options.quant is not None:
+        check_quants([options.quant])
     for flag, path in (("--json", options.json), ("--csv", options.csv)):
         if path not in (None, "-") and not Path(path).absolute().parent.is_dir():
             raise ConfigError(f"{flag} {path}: no such folder: {Path(path).parent}")
     if not options.multirun:
-        found = answer(ask(options.overrides, options), errors)
+        found = answer(_ask(options.overrides, options), errors)
         _write(options, [found], found)
         return 0
     answers, failed = [], 0
     for combination in combinations(options.overrides):
         try:
-            answers.append(answer(ask(combination, options), errors))
+            answers.append(answer(_ask(combination, options), errors))
         except Exception as error:  # a combination that cannot be is no reason to lose the others
             message = explain(error, "predict")
             if message is None:
@@ -97,21 +109,43 @@ def _run(options: argparse.Namespace) -> int:
     return 2 if failed else 0
 
 
+def _ask(overrides: Sequence[str], options: argparse.Namespace) -> Asked:
+    asked = ask(overrides, options)
+    return asked if options.quant is None else with_quant(asked, options.quant)
+
+
 def ask(overrides: Sequence[str], options: argparse.Namespace) -> Asked:
     """Compose one combination, with the use of experts of a trace where one is named."""
     from sim.cases import compose_case
 
-    if options.config_dir is not None and not options.config_dir.is_dir():
-        raise ConfigError(f"--config-dir {options.config_dir}: no such folder")
     for override in overrides:
         group, _, option = override.partition("=")
         if group in _GROUPS and option.strip().lower() in ("null", ""):
             hint = f"; to leave it out write {group.replace('/', '.')}=null" if "/" in group else ""
             raise ConfigError(f"{override}: must name an option of the group {group}{hint}")
-    folder = options.config_dir.resolve() if options.config_dir else None
-    composed = compose_case(overrides, str(folder) if folder else None)
+    composed = compose_case(overrides, options.config_dirs)
     asked = Asked(tuple(overrides), composed)
     return asked if options.trace is None else with_trace(asked, options.trace)
+
+
+def with_quant(asked: Asked, scheme: str) -> Asked:
+    """Return the question of a model in a scheme of quantisation, but for what is overridden."""
+    from hwmodels.file_types import quantised
+    from hwmodels.model_shape import ModelShape
+
+    model = asked.composed.config["model"]
+    shape = ModelShape.from_mapping(model, f"model/{model.get('name')}")
+    made = quantised(shape, scheme)
+    given = {text.lstrip("+~").partition("=")[0].removeprefix("model.") for text in asked.overrides}
+    fields = [field for group in _BITS if not given.intersection(group) for field in group]
+    bits = {field: getattr(made, field) for field in fields}
+    if bits.get("expert_bits_by_layer") is not None:
+        bits["expert_bits_by_layer"] = list(made.expert_bits_by_layer or ())
+    config = {**asked.composed.config, "model": {**model, **bits}}
+    note = f"weights are as in a file of {scheme} (--quant), but for bits that are overridden"
+    return replace(
+        asked, composed=replace(asked.composed, config=config), notes=(*asked.notes, note)
+    )
 
 
 def with_trace(asked: Asked, path: str) -> Asked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -133,6 +134,8 @@ def _assumed(found: Answer) -> list[str]:
 
 def _if_used_alike(found: Answer) -> str:
     """Say how far the speed hangs on how experts are used."""
+    if found["hangs_on_use"] and found["asked"]["names"]["usage"] == "uniform":
+        return " Experts are taken to be used alike, the worst for a cache."
     speed, alike = found["decode"]["tokens_per_s"], found["used_alike_tokens_per_s"]
     if abs(alike / speed - 1) < _LEAST_GAIN:
         return " The decode speed does not hang on it."
@@ -178,11 +181,17 @@ def print_answers(answers: Sequence[Answer]) -> None:
     table.add_column("fits")
     table.add_column("bottleneck", no_wrap=True)
     for found in answers:
-        table.add_row(*(settings(found).get(key, "-") for key in differing), *_cells(found))
+        given = settings(found)
+        table.add_row(*(_plain(given.get(key, "-")) for key in differing), *_cells(found))
     console.print(table)
     froms = dict.fromkeys(found["decode"]["interval_from"] for found in answers)
     for line in froms:
         console.print(f"Interval, {line}.", highlight=False, soft_wrap=True)
+
+
+def _plain(value: str) -> str:
+    """Return a setting's value, a whole number without the ``.0`` that Hydra gives 68.6e9."""
+    return value.removesuffix(".0") if re.fullmatch(r"-?\d+\.0", value) else value
 
 
 def settings(found: Answer) -> dict[str, str]:

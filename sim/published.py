@@ -32,6 +32,8 @@ _GROUPS = ("model", "machine", "engine", "placement", "usage")
 _TEXTS = ("source", "note", "missing")
 _KEYS = ("id", *_GROUPS, "overrides", "metric", "value", "sigma", "complete", *_TEXTS)
 _ERROR_KEYS = ("id", "metric", "error_left_out", "error_machine_left_out")
+COMPLETE = "complete decode rows"
+_FAMILIES = ("llama_cpp", "ik_llama", "ktransformers")
 _PROMPT = ("prefill_tokens_per_s", "ttft_s")
 
 
@@ -104,15 +106,22 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Sizes:
+    """Median and worst of the errors that rows have, and how many have one; None where none has."""
+
+    num_rows: int
+    median: float | None
+    worst: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
-    """Absolute errors of a group of rows; of left-out errors only where all rows have one."""
+    """Absolute errors of a group of rows: as predicted, with the row left out, with its machine left out."""
 
     name: str
-    num_rows: int
-    median: float
-    worst: float
-    left_out_median: float | None
-    left_out_worst: float | None
+    fitted: Sizes
+    left_out: Sizes
+    machine_left_out: Sizes
 
 
 def bundled_rows() -> Path:
@@ -121,7 +130,7 @@ def bundled_rows() -> Path:
 
 
 def outcomes(
-    rows: Path, only: Sequence[str] | None = None, config_dir: str | None = None
+    rows: Path, only: Sequence[str] | None = None, config_dirs: Sequence[str] = ()
 ) -> list[Outcome]:
     """Predict the rows of a table, or those of some ids; ConfigError for the first mistake."""
     if not rows.is_file():
@@ -138,7 +147,7 @@ def outcomes(
     missed = read_errors(errors) if errors.is_file() else []
     spec = Specification(name=rows.stem, path=rows, rows=rows, wishes=())
     wanted = names if only is None else [name for name in names if name in only]
-    found = [_outcome(spec, name, left_out.get(name, Unseen()), config_dir) for name in wanted]
+    found = [_outcome(spec, name, left_out.get(name, Unseen()), config_dirs) for name in wanted]
     return [
         replace(o, interval=interval_of(missed, o.engine, o.machine, o.is_prompt)) for o in found
     ]
@@ -160,10 +169,10 @@ def _checked_name(rows: Path, number: int, row: Any) -> str:
     return str(row["id"])
 
 
-def _outcome(spec: Specification, name: str, unseen: Unseen, config_dir: str | None) -> Outcome:
+def _outcome(spec: Specification, name: str, unseen: Unseen, config_dirs: Sequence[str]) -> Outcome:
     """Predict one row; a mistake names it."""
     try:
-        found = read_rows(replace(spec, select={"id": name}), config_dir)
+        found = read_rows(replace(spec, select={"id": name}), config_dirs)
         (row,) = [row for row in found if row.name == name]
         return _predicted(row, unseen)
     except ConfigError:
@@ -249,27 +258,38 @@ _NO_INTERVAL = Interval(None, None, "")
 
 
 def summaries(found: Sequence[Outcome]) -> list[Summary]:
-    """Return the errors by engine, then of complete decode rows, then of all."""
+    """Return the errors of decode rows by family of engines, of the complete ones, of prompts, of all.
+
+    Rows whose inputs are not fully known (``*``) are apart from the others of their family.
+    """
     groups: dict[str, list[Outcome]] = {}
     for outcome in found:
-        groups.setdefault(outcome.engine, []).append(outcome)
-    groups["complete decode rows"] = [o for o in found if o.complete and not o.is_prompt]
+        if not outcome.is_prompt:
+            name = f"{family(outcome.engine)}{'' if outcome.complete else ' *'}"
+            groups.setdefault(name, []).append(outcome)
+    groups[COMPLETE] = [o for o in found if o.complete and not o.is_prompt]
+    groups["prompts"] = [o for o in found if o.is_prompt]
     groups["all rows"] = list(found)
     return [_summary(name, rows) for name, rows in groups.items() if rows]
 
 
+def family(engine: str) -> str:
+    """Return the engine of which another one is a variant: ``llama_cpp`` of ``llama_cpp_2025``."""
+    return next((name for name in _FAMILIES if engine.startswith(f"{name}_")), engine)
+
+
 def _summary(name: str, rows: Sequence[Outcome]) -> Summary:
-    errors = [abs(outcome.error) for outcome in rows]
-    unseen = [abs(o.unseen.row) for o in rows if o.unseen.row is not None]
-    known = len(unseen) == len(rows)
     return Summary(
-        name=name,
-        num_rows=len(rows),
-        median=median(errors),
-        worst=max(errors),
-        left_out_median=median(unseen) if known else None,
-        left_out_worst=max(unseen) if known else None,
+        name,
+        _sizes(outcome.error for outcome in rows),
+        _sizes(outcome.unseen.row for outcome in rows),
+        _sizes(outcome.unseen.machine for outcome in rows),
     )
+
+
+def _sizes(errors: Iterable[float | None]) -> Sizes:
+    sizes = [abs(error) for error in errors if error is not None]
+    return Sizes(len(sizes), median(sizes), max(sizes)) if sizes else Sizes(0, None, None)
 
 
 def far_off(found: Iterable[Outcome]) -> list[Outcome]:

@@ -11,12 +11,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from sim.cases import search_path
 from sim.interval import SHARE
 from sim.mistakes import complain
+from sim.own_options import add_config_dirs, check_folders
 from sim.published import (
+    COMPLETE,
     FAR,
     Outcome,
+    Sizes,
     bundled_rows,
     far_off,
     outcomes,
@@ -56,23 +58,22 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rows", metavar="FILE", help="table of rows: YAML, CSV or Parquet")
     parser.add_argument("--only", metavar="IDS", help="rows, by commas (default: all)")
     parser.add_argument("--out", metavar="DIR", default=_OUT, help=f"default: {_OUT}")
-    parser.add_argument("--config-dir", metavar="DIR", help="a folder of your own options")
+    add_config_dirs(parser)
     options = parser.parse_args(arguments)
     try:
         rows = bundled_rows() if options.rows is None else Path(options.rows)
         only = None if options.only is None else options.only.split(",")
-        _run(rows, only, Path(options.out), options.config_dir)
+        _run(rows, only, Path(options.out), options.config_dirs)
     except Exception as error:
         return complain("greenroom published", error)
     return 0
 
 
-def _run(rows: Path, only: Sequence[str] | None, out: Path, config_dir: str | None) -> None:
+def _run(rows: Path, only: Sequence[str] | None, out: Path, config_dirs: Sequence[str]) -> None:
     from sim.published_plot import plot_published
 
-    if config_dir is not None:
-        search_path(config_dir)  # there is such a folder
-    found = outcomes(rows, only, config_dir)
+    check_folders(config_dirs)
+    found = outcomes(rows, only, config_dirs)
     out.mkdir(parents=True, exist_ok=True)
     write_csv(out / TABLE, found)
     figure = plot_published(found, out / FIGURE)
@@ -123,17 +124,34 @@ def _rows_table(found: Sequence[Outcome], note_width: int) -> Table:
 
 
 def _summary_table(found: Sequence[Outcome]) -> Table:
-    table = Table(title="Absolute errors", title_justify="left")
+    table = Table(
+        title="Absolute errors: decode rows by family of engines, then all together",
+        title_justify="left",
+    )
     table.add_column("", no_wrap=True)
-    for name in ("rows", "median", "worst", "left out: median", "worst"):
+    for name in ("rows", "median", "worst", "row left out: median", "worst"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("machine left out: median", "worst"):
         table.add_column(name, justify="right", no_wrap=True)
     for summary in summaries(found):
-        sizes = (summary.median, summary.worst, summary.left_out_median, summary.left_out_worst)
-        shown = ("-" if size is None else f"{100 * size:.1f}%" for size in sizes)
-        if summary.name == "complete decode rows":
+        if summary.name == COMPLETE:
             table.add_section()
-        table.add_row(summary.name, str(summary.num_rows), *shown)
+        num_rows = summary.fitted.num_rows
+        cells = [
+            cell
+            for sizes in (summary.fitted, summary.left_out, summary.machine_left_out)
+            for cell in _cells(sizes, num_rows)
+        ]
+        table.add_row(summary.name, str(num_rows), *cells)
     return table
+
+
+def _cells(sizes: Sizes, num_rows: int) -> tuple[str, str]:
+    """Return median and worst; where not all rows have such an error, of how many."""
+    if sizes.median is None or sizes.worst is None:
+        return "-", "-"
+    some = "" if sizes.num_rows == num_rows else f" (of {sizes.num_rows})"
+    return f"{100 * sizes.median:.1f}%{some}", f"{100 * sizes.worst:.1f}%"
 
 
 def _notes(found: Sequence[Outcome]) -> Iterable[str]:

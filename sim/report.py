@@ -208,9 +208,10 @@ def _notes(rows: Sequence[Row]) -> list[str]:
 
 def _details(row: Row) -> list[str]:
     ttft = row["ttft_ns_p50"]
+    served = row["requests"] - row["refused"]
     refused = f" ({row['refused']} more refused: they never fit)" if row["refused"] else ""
     lines = [
-        f"{row['requests'] - row['refused']} requests{refused}, {row['prompt_tokens']} prompt and "
+        f"{served} request{'s' * (served != 1)}{refused}, {row['prompt_tokens']} prompt and "
         f"{row['output_tokens']} output tokens in {row['total_ns'] / 1e9:.3f} s simulated; "
         f"TTFT p50 {'-' if ttft is None else f'{ttft / 1e6:.1f} ms'}; {device(row)} memory used "
         f"{row['gpu_bytes'] / 1e9:.2f} GB, {row['cache_bytes'] / 1e9:.2f} GB of it expert cache.",

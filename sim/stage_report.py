@@ -210,9 +210,9 @@ def print_report(rows: Sequence[Row], work: Workload, tolerance: int) -> None:
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(row.name, *_cells(row))
-    meta = work.trace.meta
+    meta, served = work.trace.meta, len(work.requests)
     console.print(
-        f"{meta.provenance.kind} trace of {meta.model}: {len(work.requests)} requests, "
+        f"{meta.provenance.kind} trace of {meta.model}: {served} request{'s' * (served != 1)}, "
         f"{work.batch_size} at a time",
         highlight=False,
     )

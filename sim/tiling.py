@@ -127,7 +127,8 @@ class Tiling:
             field = "length" if self.length else "repeat"
             shown = list(self.length) if self.length else self.repeat
             raise ConfigError(
-                f"workload.{field} = {shown}: makes {total} tokens of {len(requests)} requests, run "
+                f"workload.{field} = {shown}: makes {total} tokens of {len(requests)} request"
+                f"{'s' * (len(requests) != 1)}, run "
                 f"{self.repeat} times: must be at most {_MOST_TOKENS}; lower it, or take fewer "
                 "workload.requests"
             )

@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hwmodels.predict import predict
-from sim.advise import Point, Wish, search, to_ask
 from sim.advise_cli import main
 from sim.advise_plot import rising
 from sim.cases import compose_case
 from sim.frontier import best_by, best_of, frontier, loses_by, too_large
-from sim.predict_answer import Asked
-
-
-@cache
-def found(*overrides: str, engines: str = "llama_cpp,vllm_like", **wish: Any) -> tuple[Point, ...]:
-    """Search with a few engines."""
-    names = tuple(engines.split(","))
-    asked: dict[str, Asked] = {}
-    for pair in to_ask(names):
-        one = Asked(overrides, compose_case([*overrides, *pair]))
-        asked |= dict.fromkeys(pair, one)
-    return tuple(search(asked, Wish(engines=names, **wish)))
+from tests.advising import found
 
 
 def test_all_placements_of_an_engine_are_tried() -> None:

@@ -66,8 +66,8 @@ def _compose_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def composed_once(overrides: tuple[str, ...], config_dir: str | None) -> Composed:
-    return compose_case(overrides, config_dir)
+def composed_once(overrides: tuple[str, ...], config_dirs: tuple[str, ...]) -> Composed:
+    return compose_case(overrides, config_dirs)
 
 
 def run(folder: Path, rows: list[dict[str, Any]], parameters: Any, **more: Any) -> Calibrated:
@@ -229,7 +229,7 @@ def test_the_command_reports_and_writes_files_that_can_be_used(
     assert (tmp_path / "res" / "rows.csv").read_text().count("\n") == len(rows) + 1
     assert (tmp_path / "res" / "parameters.csv").read_text().startswith("parameter,value,")
     mine = ["model=gpt_oss_120b", "machine=rtx4090_fitted", "engine=llama_cpp_fitted"]
-    composed = compose_case([*mine, "placement=cpu_layers"], str(tmp_path / "mine"))
+    composed = compose_case([*mine, "placement=cpu_layers"], [str(tmp_path / "mine")])
     case_of(composed.config)  # every source is in the right form
     assert composed.choices["machine/cpu"] == "ryzen_7950x_fitted"
     assert composed.config["machine"]["cpu"]["memory_derate"] == pytest.approx(0.7, rel=0.01)

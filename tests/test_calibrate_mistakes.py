@@ -15,7 +15,7 @@ import yaml
 from hwmodels.errors import HardwareError
 from sim.calibrate import calibrate, main
 from sim.calibrate_edit import set_source, set_value
-from sim.calibrate_names import Field, Options
+from sim.calibrate_names import Options
 from sim.calibrate_report import changes_of, report_lines, row_records, write_report
 from sim.calibrate_spec import read_specification
 from sim.calibrate_write import option_files, write_files
@@ -247,19 +247,6 @@ def test_what_is_not_there_is_put_in() -> None:
     assert yaml.safe_load(beside)["cpu"] == {
         "setup": 0.5, "rate": 7, "sources": {"setup": "I: so", "rate": "F: fitted"},
     }  # fmt: skip
-
-
-def test_where_options_lie_they_change_in_place_and_strange_files_are_kept(tmp_path: Path) -> None:
-    (tmp_path / "engine").mkdir()
-    own = tmp_path / "engine" / "mine.yaml"
-    own.write_text(Options().file("engine", "llama_cpp").read_text())
-    options = Options(str(tmp_path))
-    change: Any = {Field("engine", "mine", ("dense_launches",)): (33, "F: fitted")}
-    assert list(option_files(tmp_path, "fitted", "fit", change, [], options)) == [own]
-    (tmp_path / "engine" / "llama_cpp_fitted.yaml").write_text("name: of another hand\n")
-    other: Any = {Field("engine", "llama_cpp", ("dense_launches",)): (33, "F: fitted")}
-    with pytest.raises(ConfigError, match="is there already and was not written by"):
-        option_files(tmp_path, "fitted", "fit", other, [], options)
 
 
 def test_a_run_that_is_stopped_leaves_no_half_file(

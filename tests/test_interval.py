@@ -43,6 +43,29 @@ def test_another_machine_takes_rows_left_out_with_theirs(tmp_path: Path) -> None
         assert "no fitted rows" in found.words
 
 
+def test_the_side_on_which_predictions_fell_is_told(tmp_path: Path) -> None:
+    """Medians of 0.9, 1.25 and 1: 10 % too low, 25 % too high, right."""
+    for errors, words in (
+        ((-0.2, -0.2, -0.1, 0.0, 0.5), "too low in the median by 10.0%"),
+        ((0.0, 0.2, 0.25, 0.5, 0.5), "too high in the median by 25.0%"),
+        (ERRORS, "right in the median"),
+    ):
+        rows = table(tmp_path, *(decode("e", "here", 9.0, error) for error in errors))
+        found = interval_of(rows, "e", "there", is_prefill=False)
+        assert found.words.endswith(f"predictions of such rows were {words}")
+
+
+def test_a_machine_that_its_user_calibrated_is_not_called_unfitted(tmp_path: Path) -> None:
+    rows = table(tmp_path, *(decode("e", "here", error, 2 * error) for error in ERRORS))
+    plain = interval_of(rows, "e", "there", is_prefill=False)
+    own = interval_of(rows, "e", "there", is_prefill=False, is_own_fit=True)
+    assert (own.low, own.high) == (plain.low, plain.high)
+    assert "a calibration of your own, whose errors --errors FILE gives" in own.words
+    assert "no fitted rows" not in own.words
+    known = interval_of(rows, "e", "here", is_prefill=False, is_own_fit=True)
+    assert "this machine has fitted rows" in known.words
+
+
 def test_few_rows_of_an_engine_give_way_to_all_engines(tmp_path: Path) -> None:
     lines = [decode(f"engine{n}", "here", error, "") for n, error in enumerate(ERRORS)]
     rows = table(tmp_path, *lines)

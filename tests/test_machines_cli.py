@@ -97,3 +97,77 @@ def test_a_machine_of_ones_own_is_shown(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.startswith("mine: discrete")
     assert main(["mine"]) == 2
     assert "machine = mine: no such machine" in capsys.readouterr().err
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A folder with a machine whose processor begins with a bundled one."""
+    (tmp_path / "machine" / "cpu").mkdir(parents=True)
+    (tmp_path / "machine" / "cpu" / "mine.yaml").write_text(
+        "defaults: [ryzen_7950x, _self_]\nname: My Ryzen\ncores: 12\nsources: {cores: 'M: mine'}\n"
+    )
+    (tmp_path / "machine" / "desk.yaml").write_text(
+        "defaults: [gpu: rtx3090, cpu: mine, link: pcie4_x8, storage: null, _self_]\nname: desk\n"
+    )
+    return tmp_path
+
+
+def test_ones_own_are_listed_and_parts_of_them_shown(
+    own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = shown(capsys, "--config-dir", str(own))
+    assert ["desk", "rtx3090", "mine", "pcie4_x8", "-"] in lines
+    bundled = next(words for words in lines if words[:1] == ["ryzen_7950x"])
+    mine = next(words for words in lines if words[:3] == ["mine", "My", "Ryzen"])
+    assert mine[3:-1] == bundled[5:-1]  # of the file that it begins with
+    assert (mine[-1], bundled[-1]) == ("12", "16")
+    rows = {
+        words[0]: words for words in shown(capsys, "cpu/mine", "--config-dir", str(own)) if words
+    }
+    assert rows["cores"][1:] == ["12", "M", "mine"]
+    assert rows["threads_used"][1] == "8"
+
+
+def test_of_two_folders_the_first_counts(
+    own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    (other / "machine").mkdir(parents=True)
+    (other / "machine" / "desk.yaml").write_text("defaults: [gh200, _self_]\nname: another\n")
+    both = ("--config-dir", str(own), "--config-dir", str(other))
+    assert shown(capsys, "desk", *both)[0] == ["desk:", "discrete"]
+    assert shown(capsys, "desk", *both[2:], *both[:2])[0] == ["another:", "discrete"]
+    lines = shown(capsys, *both[2:], *both[:2])
+    assert ["desk", "gh200", "grace", "nvlink_c2c", "-"] in lines
+
+
+@pytest.mark.parametrize("name", [[], ["desk"]])
+def test_a_folder_that_is_not_there_is_said(
+    name: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*name, "--config-dir", "/nonexistent"]) == 2
+    told = capsys.readouterr().err
+    assert told == "greenroom machines: error: --config-dir /nonexistent: no such folder\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("cores: [", "cpu/mine.yaml: line"),
+        ("name: mine\n", "machine/cpu/mine: memory_bytes: missing"),
+        ("defaults: [mine, _self_]\n", "defaults: mine: begins with itself"),
+        ("defaults: [nothing, _self_]\n", "defaults: nothing: no such option"),
+        (
+            "defaults: [ryzen_7950x]\nmemory_derate: fast\n",
+            "machine/cpu/mine: memory_derate = fast: must be a number",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_listed_is_named(
+    own: Path, text: str, rule: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (own / "machine" / "cpu" / "mine.yaml").write_text(text)
+    assert main(["--config-dir", str(own)]) == 2
+    told = capsys.readouterr().err
+    assert rule in told
+    assert told.count("\n") == 1

@@ -15,7 +15,7 @@ from hwmodels.predict import predict
 from sim.cases import case_of, compose_case
 from sim.cli import main
 from sim.interval import Interval
-from sim.published import Outcome, Unseen, bundled_rows, far_off, outcomes, summaries
+from sim.published import Outcome, Sizes, Unseen, bundled_rows, far_off, outcomes, summaries
 from sim.published_cli import TABLE, print_outcomes, write_csv
 from sim.published_plot import look_of, published_figure
 
@@ -144,21 +144,37 @@ def test_an_error_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
 def test_medians_and_worst_by_hand() -> None:
     found = [
         outcome("a", 110), outcome("b", 95), outcome("c", 130, complete=False),
-        outcome("d", 50, metric="ttft_s"), outcome("e", 98, engine="imp", unseen=Unseen(-0.3)),
+        outcome("d", 50, metric="ttft_s"), outcome("f", 80, engine="llama_cpp_2025"),
+        outcome("e", 98, engine="imp", unseen=Unseen(-0.3, 0.4)),
+        outcome("g", 90, engine="imp_tuned", unseen=Unseen(0.1)),
     ]  # fmt: skip
     by_name = {summary.name: summary for summary in summaries(found)}
-    assert list(by_name) == ["llama_cpp", "imp", "complete decode rows", "all rows"]
-    llama, decode = by_name["llama_cpp"], by_name["complete decode rows"]
-    assert (llama.num_rows, llama.median, llama.worst) == (
-        4,
-        pytest.approx(0.2),
-        pytest.approx(0.5),
-    )
-    assert (decode.num_rows, decode.median, decode.worst) == (
-        3, pytest.approx(0.05), pytest.approx(0.1),
-    )  # fmt: skip
-    assert by_name["imp"].left_out_worst == 0.3
-    assert by_name["all rows"].left_out_median is None  # not all rows have one
+    assert list(by_name) == [
+        *("llama_cpp", "llama_cpp *", "imp", "imp_tuned"),
+        *("complete decode rows", "prompts", "all rows"),
+    ]
+
+    def sizes(count: int, middle: float, worst: float) -> Sizes:
+        return Sizes(count, pytest.approx(middle), pytest.approx(worst))
+
+    assert by_name["llama_cpp"].fitted == sizes(3, 0.1, 0.2)  # a, b and the variant f
+    assert by_name["llama_cpp *"].fitted == sizes(1, 0.3, 0.3)
+    assert by_name["prompts"].fitted == sizes(1, 0.5, 0.5)
+    assert by_name["complete decode rows"].fitted == sizes(5, 0.1, 0.2)
+    assert by_name["all rows"].left_out == sizes(2, 0.2, 0.3)  # those that have one
+    assert by_name["all rows"].machine_left_out == sizes(1, 0.4, 0.4)
+    assert by_name["prompts"].left_out == Sizes(0, None, None)
+
+
+def test_the_summary_says_how_many_rows_have_a_left_out_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_outcomes([outcome("a", 110, unseen=Unseen(0.2, 0.3)), outcome("b", 95)])
+    shown = capsys.readouterr().out
+    assert "machine left out: median" in shown
+    assert "20.0% (of 1)" in shown
+    assert "30.0% (of 1)" in shown
+    assert "7.5%" in shown
 
 
 def test_far_off_rows_are_complete_decode_rows_beyond_a_fifth() -> None:

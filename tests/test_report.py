@@ -116,6 +116,7 @@ def test_a_run_says_what_its_time_goes_to_and_what_binds() -> None:
 
 def test_refused_requests_are_told_apart() -> None:
     assert report._details(row())[0].startswith("7 requests, 70 prompt")
+    assert report._details(row(requests=1))[0].startswith("1 request, 70 prompt")
     told = report._details(row(refused=2))[0]
     assert told.startswith("5 requests (2 more refused: they never fit), 70 prompt")
 
