@@ -71,14 +71,11 @@ class CostModel:
 
     @cached_property
     def _copy_ns(self) -> list[int]:
-        link, engine = self.machine.link, self.engine
+        link, layers = self.machine.link, range(self.shape.num_banks)
         if link is None:
-            blocks = engine.storage_block_bytes, engine.storage_queue_depth
-            rate = self._storage.bytes_per_s(*blocks)
-        else:
-            rate = link.load_bytes_per_s
-        layers = range(self.shape.num_banks)
-        return [transfer_ns(self.shape.expert_bytes(layer), rate) for layer in layers]
+            return [self.read_ns(layer) for layer in layers]
+        sizes = [self.shape.expert_bytes(layer) for layer in layers]
+        return [transfer_ns(size, link.load_bytes_per_s) for size in sizes]
 
     def read_ns(self, layer: int) -> int:
         """Read one expert of ``layer`` from busy storage, at the engine's block and depth."""

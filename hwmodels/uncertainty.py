@@ -7,7 +7,6 @@ intervals, as the model then errs more than was thought; smaller ones do not nar
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -247,8 +246,3 @@ def _sparse(columns: Array) -> Array:
             break
         turned = step
     return turned
-
-
-def names_of(direction: Direction) -> Sequence[str]:
-    """Return the parameters of a direction, the one that moves most first."""
-    return [name for name, _ in direction.moves]

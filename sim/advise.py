@@ -95,6 +95,11 @@ class Point:
         return not self.found.problems
 
 
+def short(settings: str) -> str:
+    """Return a point's settings without the words that the head of a column says."""
+    return settings.replace("placement=", "").replace("placement.", "")
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What is searched: names by commas on the command line; None: what suits the machine."""

@@ -15,7 +15,7 @@ from sim.cases import case_of
 from sim.interval import interval_of, read_errors
 from sim.mistakes import complain
 from sim.predict_answer import Asked, is_changed
-from sim.predict_cli import add_common, ask, write_csv
+from sim.predict_cli import add_common, ask
 from sim.types import ConfigError
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def _write(folder: Path, rows: list[dict[str, object]], summary: dict[str, objec
            points: Sequence[Point]) -> Path | None:  # fmt: skip
     """Write the table, the summary and the figure; return the figure's path."""
     from sim.advise_plot import plot_frontier
-    from sim.results import write_text
+    from sim.results import write_csv, write_text
 
     write_csv(folder / "points.csv", rows)
     write_text(folder / "advice.json", json.dumps(summary, indent=1) + "\n")

@@ -16,8 +16,9 @@ from hwmodels.cost import CostModel
 from hwmodels.errors import HardwareError
 from hwmodels.predict import predict
 from hwmodels.usage import Usage
-from sim.advise import Point
+from sim.advise import Point, short
 from sim.build import load_trace
+from sim.composing import compose_config
 from sim.counter import STEP_COLUMNS
 from sim.frontier import best_by
 from sim.metrics import RunTables
@@ -83,7 +84,7 @@ def _row(
     placement = _scaled(point, meta.num_layers, meta.num_experts)
     row: dict[str, Any] = {
         "engine": point.engine,
-        "placement": point.settings.replace("placement=", "").replace("placement.", ""),
+        "placement": short(point.settings),
         "policy": policy,
         "tokens_per_s": None,
         "hit_rate": None,
@@ -134,26 +135,17 @@ def _scaled(point: Point, num_layers: int, num_experts: int) -> Any:
 
 def _settings(policy: str, config: Mapping[str, Any], point: Point, ratio: float) -> dict[str, Any]:
     """Return a run's configuration with the point's own model, machine and engine."""
-    from hydra import compose, initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
-    from omegaconf import OmegaConf
-
-    GlobalHydra.instance().clear()
-    with initialize_config_module("conf", version_base="1.3"):
-        plain: Any = OmegaConf.to_container(
-            compose("config", overrides=[f"policy={policy}"]), resolve=True
-        )
+    plain = compose_config("config", [f"policy={policy}"])
     plain |= {group: dict(config[group]) for group in ("machine", "engine")}
-    if (
-        point.case.costs.machine.cpu.release_bytes_per_s is None
-    ):  # an engine made for phones elsewhere
+    cpu = point.case.costs.machine.cpu
+    if cpu.release_bytes_per_s is None:  # an engine made for phones elsewhere
         plain["engine"]["releases_memory"] = False
     plain["model"] = _model(point)
     plain["cache"]["ratio"] = ratio
     plain["output"]["belady"] = False
     plain["workload"]["batch_size"] = point.case.batch_size
     plain["workload"]["prefill_chunk"] = point.case.prefill_chunk
-    return dict(plain)
+    return plain
 
 
 def _model(point: Point) -> dict[str, Any]:

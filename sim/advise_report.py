@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hwmodels.units import GB
-from sim.advise import AS_GIVEN, Point, Wish
+from sim.advise import AS_GIVEN, Point, Wish, short
 from sim.advise_standing import (
     BARELY,
     alike_speed,
@@ -164,7 +164,7 @@ def _quants(points: Sequence[Point], rows: Mapping[str, int]) -> Table:
     columns = ("experts", "bits", "engine", "placement", *_NUMBERS, "fits", "bottleneck")
     table = _new_table("The best of each precision", *columns)
     for point in sorted(best_by(points, "quant"), key=lambda p: -p.bits):
-        cells = [point.quant, f"{point.bits:.3g}", point.engine, _short(point)]
+        cells = [point.quant, f"{point.bits:.3g}", point.engine, short(point.settings)]
         table.add_row(*cells, *_figures(point, rows), point.found.bottleneck)
     return table
 
@@ -179,7 +179,7 @@ def _ways(level: int, ways: Sequence[Point], rows: Mapping[str, int], is_highest
     columns = ("engine", "placement", "experts", "bits", *_NUMBERS, "fits", "why it is slower")
     table = _new_table(title, *columns)
     for point in ways:
-        cells = [point.engine, _short(point), point.quant, f"{point.bits:.3g}"]
+        cells = [point.engine, short(point.settings), point.quant, f"{point.bits:.3g}"]
         table.add_row(*cells, *_figures(point, rows), _why(point, ways[0]))
     return table
 
@@ -199,7 +199,7 @@ def _steps(points: Sequence[Point], best: Point, rows: Mapping[str, int]) -> Tab
     title = f"What memory brings, experts {_scheme(best)}"
     table = _new_table(title, "engine", "placement", *_NUMBERS, "fits", "bottleneck")
     for point in steps:
-        cells = [point.engine, _short(point), *_figures(point, rows)]
+        cells = [point.engine, short(point.settings), *_figures(point, rows)]
         table.add_row(*cells, point.found.bottleneck)
     return table
 
@@ -212,11 +212,6 @@ def _evenly(steps: Sequence[Point]) -> list[Point]:
     wanted = [first + i * (last - first) / (_MOST_STEPS - 1) for i in range(_MOST_STEPS)]
     nearest = [min(steps, key=lambda p: abs(p.memory_bytes - size)) for size in wanted]
     return sorted({id(p): p for p in nearest}.values(), key=lambda p: p.memory_bytes)
-
-
-def _short(point: Point) -> str:
-    """Return the placement without the words that its column says."""
-    return point.settings.replace("placement=", "").replace("placement.", "")
 
 
 def _lacking(points: Sequence[Point]) -> list[str]:
@@ -244,7 +239,7 @@ def _machines(compared: Sequence[Mapping[str, Any]]) -> Table:
             *(
                 *cells,
                 row["engine"],
-                row["settings"].replace("placement=", "").replace("placement.", ""),
+                short(row["settings"]),
             ),
             *(
                 row["quant"],

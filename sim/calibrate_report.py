@@ -64,23 +64,21 @@ def _row_record(row: Row, predicted_ns: float, left: LeftOut | None) -> dict[str
 
 def write_errors(found: Calibrated, path: Path) -> None:
     """Write the errors of each row, from which predictions get their intervals (:mod:`sim.interval`)."""
-    records = row_records(found)
-    machines = found.left_out["machine"]
-    lines = [",".join(_ERRORS)]
-    for row, record, left in zip(found.rows, records, machines, strict=True):
-        without = row.shown(left.predicted) / row.shown(row.measured_ns) - 1
-        errors = (record["error"], record["left_out_error"], without)
-        names = (record["row"], record["engine"], record["machine"])
-        complete = str(row.facts.get("complete", True)).lower()
-        texts = [*names, complete, row.metric, *(f"{error:.4f}" for error in errors)]
-        lines.append(",".join(map(str, texts)))
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    given = zip(found.rows, row_records(found), found.left_out["machine"], strict=True)
+    write_text(path, _csv([_error_record(*each) for each in given]))
 
 
-_ERRORS = (
-    *("id", "engine", "machine", "complete", "metric"),
-    *("error_fit", "error_left_out", "error_machine_left_out"),
-)
+def _error_record(row: Row, record: Mapping[str, Any], left: LeftOut) -> dict[str, Any]:
+    without = row.shown(left.predicted) / record["measured"] - 1
+    return {
+        "id": row.name,
+        **{key: record[key] for key in ("engine", "machine")},
+        "complete": str(row.facts.get("complete", True)).lower(),
+        "metric": row.metric,
+        "error_fit": f"{record['error']:.4f}",
+        "error_left_out": f"{record['left_out_error']:.4f}",
+        "error_machine_left_out": f"{without:.4f}",
+    }
 
 
 def parameter_records(found: Calibrated) -> list[dict[str, Any]]:

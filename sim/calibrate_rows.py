@@ -33,6 +33,8 @@ METRICS = {
     "tpot_s": "s",
 }
 """What an end-to-end row may have measured, and its unit."""
+PROMPT = ("prefill_tokens_per_s", "ttft_s")
+"""Those that are of a prompt."""
 _DEFAULTS = {"metric": "decode_tokens_per_s", "complete": True}
 _NOT_ASKED = ("id", "machine", "engine", "source", "note")
 """Columns of a microbenchmark that are not its own."""
@@ -43,7 +45,7 @@ class Row:
     """A measured row.
 
     ``sigma`` is its relative error, ``facts`` what it can be selected and grouped by, ``measurement`` the
-    microbenchmark it is (None: end-to-end); ``work`` turns a time in ns into the row's own unit and back.
+    microbenchmark it is (None: end-to-end); ``shown`` turns a time in ns into the row's own unit and back.
     """
 
     name: str
@@ -66,17 +68,12 @@ class Row:
         case = self.case if config is None else _short(case_of(config), self.metric)
         if config is None:
             costs = self.case.costs
-            if (
-                machine.link is not None and costs.machine.link is not None
-            ):  # a placement may set it
+            if machine.link and costs.machine.link:  # a placement may say what is pinned
                 link = replace(machine.link, pinned=costs.machine.link.pinned)
                 machine = replace(machine, link=link)
             case = replace(case, costs=CostModel(costs.shape, machine, engine))
         prediction = predict(case)
-        return prediction.ttft_ns if self.metric in _PROMPT else prediction.tpot_ns
-
-
-_PROMPT = ("prefill_tokens_per_s", "ttft_s")
+        return prediction.ttft_ns if self.metric in PROMPT else prediction.tpot_ns
 
 
 def read_rows(spec: Specification, config_dirs: Sequence[str] = ()) -> list[Row]:
@@ -252,7 +249,7 @@ def _end_to_end(
 
 def _short(case: Case, metric: str) -> Case:
     """Return a case that is asked for one metric only: a prompt that nobody asks of takes time."""
-    return case if metric in _PROMPT else replace(case, prompt_tokens=1, prefill_chunk=None)
+    return case if metric in PROMPT else replace(case, prompt_tokens=1, prefill_chunk=None)
 
 
 def _value(where: str, row: Mapping[str, Any]) -> tuple[float, float]:

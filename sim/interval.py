@@ -27,7 +27,7 @@ _LEAST_BIAS = 0.0005
 _TIMES = ("tpot_s", "tpot_ms", "ttft_s", "ttft_ms")
 _PREFILL = ("prefill_tokens_per_s", "ttft_s", "ttft_ms")
 _ERRORS = ("error_left_out", "error_machine_left_out")
-_COLUMNS = ("engine", "machine", "complete", "metric", *_ERRORS)
+_COLUMNS = ("id", "engine", "machine", "complete", "metric", *_ERRORS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ class Missed:
     is_prefill: bool
     alone: float | None
     with_machine: float | None
+    name: str = ""
+    """The row's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ def _missed(row: Mapping[str, str], where: str) -> Missed:
         is_prefill=row["metric"] in _PREFILL,
         alone=alone,
         with_machine=with_machine,
+        name=row["id"],
     )
 
 

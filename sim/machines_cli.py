@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hwmodels.machine import DERATES, TRUST_CLASSES, Machine
+from sim.composing import compose_config
 from sim.machine_options import PARTS, Plain, machines, parts
 from sim.mistakes import complain
 from sim.own_options import add_config_dirs, check_folders, with_folders
@@ -165,13 +166,8 @@ def _print_one(name: str, overrides: list[str], config_dirs: Sequence[str]) -> N
 
 def _composed(name: str, overrides: list[str], config_dirs: Sequence[str]) -> Plain:
     """Return a whole machine as a run would have it."""
-    from hydra import compose, initialize_config_module
-    from omegaconf import OmegaConf
-
     given = with_folders([f"machine={name}", *overrides], config_dirs)
-    with initialize_config_module("conf", version_base="1.3"):
-        config = compose("config", overrides=given)
-    plain: Plain = OmegaConf.to_container(config, resolve=True)["machine"]  # type: ignore
+    plain: Plain = compose_config("config", given)["machine"]
     return plain
 
 

@@ -8,7 +8,6 @@ import sys
 import traceback
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from hwmodels.errors import HardwareError
 from sim.settings import did_you_mean
@@ -112,6 +111,7 @@ def _known_keys(config: str) -> list[str]:
 
     Choices may be of folders of the user's own; if they cannot be composed the default ones count.
     """
+    from sim.composing import compose_config
     from sim.own_options import with_folders
     from sim.results import flatten
 
@@ -119,21 +119,11 @@ def _known_keys(config: str) -> list[str]:
     pattern = rf"(?:{'|'.join(groups)})=\w+|hydra\.searchpath=.+"
     choices = [word for word in sys.argv[1:] if re.fullmatch(pattern, word)]
     try:
-        plain = _composed(config, with_folders(choices, _own_folders(sys.argv[1:])))
+        given = with_folders(choices, _own_folders(sys.argv[1:]))
+        plain = compose_config(config, given, resolve=False)
     except Exception:  # of whatever kind: the mistake to tell of is another one
-        plain = _composed(config, [])
+        plain = compose_config(config, resolve=False)
     return [*groups, *flatten(plain)]
-
-
-def _composed(config: str, overrides: list[str]) -> dict[str, Any]:
-    from hydra import compose, initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
-    from omegaconf import OmegaConf
-
-    GlobalHydra.instance().clear()
-    with initialize_config_module("conf", version_base="1.3"):
-        plain: Any = OmegaConf.to_container(compose(config, overrides=overrides))
-    return dict(plain)
 
 
 def _own_folders(words: list[str]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from hwmodels.layer_time import GPU_BYTES, Spent
 from hwmodels.placement import Placement
 from hwmodels.predict import Case, Prediction, predict
-from sim.cases import Composed, case_of
+from sim.cases import GROUPS, Composed, case_of
 from sim.gains import filled, gains, placed_as
 from sim.interval import Interval, Missed, interval_of
 from sim.limits import limit_words
@@ -72,8 +72,7 @@ def _asked(asked: Asked, case: Case) -> dict[str, Any]:
     return {
         "overrides": list(asked.overrides),
         "choices": dict(asked.composed.choices),
-        "names": {group: config[group]["name"] for group in ("model", "machine", "engine")}
-        | {group: config[group]["name"] for group in ("placement", "usage")},
+        "names": {group: config[group]["name"] for group in GROUPS},
         "placement": _placement_words(case.placement, case),
         "usage_source": case.usage.source,
         "expert_bits": shape.expert_bits,
@@ -262,6 +261,7 @@ def _fill(prediction: Prediction) -> dict[str, Any] | None:
     """Return the placement of this kind that fills the GPU memory there is, where it is another one."""
     case = prediction.case
     full = filled(case)
-    if full is None or predict(full).gpu_bytes == prediction.gpu_bytes:
+    found = None if full is None else predict(full)
+    if full is None or found is None or found.gpu_bytes == prediction.gpu_bytes:
         return None
-    return {"settings": placed_as(full.placement, case), "tokens_per_s": predict(full).tokens_per_s}
+    return {"settings": placed_as(full.placement, case), "tokens_per_s": found.tokens_per_s}

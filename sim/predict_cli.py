@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from sim.advise import check_quants
+from sim.cases import GROUPS, compose_case
 from sim.interval import read_errors
+from sim.machine_options import PARTS
 from sim.mistakes import complain, explain
 from sim.own_options import add_config_dirs
 from sim.predict_answer import Asked, answer
@@ -37,10 +38,8 @@ _BITS = (
     *(("dense_bits",), ("head_bits",), ("shared_bits",)),
 )
 """Fields of bits that a scheme sets; those of the experts go together."""
-_GROUPS = (
-    *("model", "machine", "engine", "placement", "usage"),
-    *("machine/gpu", "machine/cpu", "machine/link", "machine/storage"),
-)
+_NAMED = (*GROUPS, *(f"machine/{part}" for part in PARTS))
+"""Groups of which an option must be named."""
 
 
 def main(arguments: list[str]) -> int:
@@ -116,11 +115,9 @@ def _ask(overrides: Sequence[str], options: argparse.Namespace) -> Asked:
 
 def ask(overrides: Sequence[str], options: argparse.Namespace) -> Asked:
     """Compose one combination, with the use of experts of a trace where one is named."""
-    from sim.cases import compose_case
-
     for override in overrides:
         group, _, option = override.partition("=")
-        if group in _GROUPS and option.strip().lower() in ("null", ""):
+        if group in _NAMED and option.strip().lower() in ("null", ""):
             hint = f"; to leave it out write {group.replace('/', '.')}=null" if "/" in group else ""
             raise ConfigError(f"{override}: must name an option of the group {group}{hint}")
     composed = compose_case(overrides, options.config_dirs)
@@ -218,7 +215,7 @@ def combinations(overrides: Sequence[str]) -> Iterator[tuple[str, ...]]:
 def _write(options: argparse.Namespace, rows: Sequence[Mapping[str, Any]], whole: Any) -> None:
     """Print the answers and write the files that are wished."""
     from sim.predict_report import print_answer, print_answers
-    from sim.results import write_text
+    from sim.results import write_csv, write_text
 
     text = json.dumps(whole, indent=1) + "\n"
     if options.json == "-":
@@ -246,14 +243,3 @@ def _flat(found: Mapping[str, Any]) -> dict[str, Any]:
         else:
             row |= flatten({key: value})
     return row
-
-
-def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as CSV, with the columns of all of them."""
-    from sim.results import whole_file
-
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    with whole_file(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)

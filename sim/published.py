@@ -17,9 +17,10 @@ from statistics import median
 from typing import Any
 
 from hwmodels.predict import predict
-from sim.calibrate_rows import METRICS, Row, read_rows
+from sim.calibrate_rows import METRICS, PROMPT, Row, read_rows
 from sim.calibrate_spec import Specification
 from sim.calibrate_tables import read_table
+from sim.cases import GROUPS
 from sim.interval import Interval, interval_of, read_errors
 from sim.mistakes import explain
 from sim.settings import did_you_mean
@@ -28,13 +29,10 @@ from sim.types import ConfigError
 ERRORS = "errors.csv"
 FAR = 0.2
 """A complete decode row whose error is larger is listed with what its prediction lacks."""
-_GROUPS = ("model", "machine", "engine", "placement", "usage")
 _TEXTS = ("source", "note", "missing")
-_KEYS = ("id", *_GROUPS, "overrides", "metric", "value", "sigma", "complete", *_TEXTS)
-_ERROR_KEYS = ("id", "metric", "error_left_out", "error_machine_left_out")
+_KEYS = ("id", *GROUPS, "overrides", "metric", "value", "sigma", "complete", *_TEXTS)
 COMPLETE = "complete decode rows"
 _FAMILIES = ("llama_cpp", "ik_llama", "ktransformers")
-_PROMPT = ("prefill_tokens_per_s", "ttft_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,7 @@ class Outcome:
     @property
     def is_prompt(self) -> bool:
         """Whether the row is of a prompt, not of decoding."""
-        return self.metric in _PROMPT
+        return self.metric in PROMPT
 
     @property
     def is_within(self) -> bool | None:
@@ -143,14 +141,18 @@ def outcomes(
         if name not in names:
             raise ConfigError(f"--only {name}: no such row{did_you_mean(name, names)}")
     errors = rows.parent / ERRORS
-    left_out = _unseen(errors) if errors.is_file() else {}
     missed = read_errors(errors) if errors.is_file() else []
+    left_out = {row.name: Unseen(_error(row.alone), _error(row.with_machine)) for row in missed}
     spec = Specification(name=rows.stem, path=rows, rows=rows, wishes=())
     wanted = names if only is None else [name for name in names if name in only]
     found = [_outcome(spec, name, left_out.get(name, Unseen()), config_dirs) for name in wanted]
     return [
         replace(o, interval=interval_of(missed, o.engine, o.machine, o.is_prompt)) for o in found
     ]
+
+
+def _error(ratio: float | None) -> float | None:
+    return None if ratio is None else ratio - 1
 
 
 def _checked_name(rows: Path, number: int, row: Any) -> str:
@@ -188,7 +190,7 @@ def _predicted(row: Row, unseen: Unseen) -> Outcome:
     case = row.case
     assert case is not None
     prediction = predict(case)
-    is_prompt = row.metric in _PROMPT
+    is_prompt = row.metric in PROMPT
     spent = prediction.prefill if is_prompt else prediction.decode
     low, high = _ends(row.facts["value"])
     complete = str(row.facts.get("complete", True)).lower() not in ("false", "0")
@@ -220,35 +222,6 @@ def _ends(value: Any) -> tuple[float, float]:
     """Return the ends of a published value, which the reader of rows has checked."""
     found = json.loads(value) if isinstance(value, str) else value
     return (found[0], found[-1]) if isinstance(found, list) else (found, found)
-
-
-# -- errors on rows that a fit has not seen ---------------------------------------------------------
-
-
-def _unseen(path: Path) -> dict[str, Unseen]:
-    """Return the left-out errors of speed that ``greenroom calibrate`` wrote, by id."""
-    found: dict[str, Unseen] = {}
-    for row in read_table(path):
-        for key in _ERROR_KEYS:
-            if key not in row:
-                raise ConfigError(f"{path}: {key}: missing, must be a column")
-        texts = row["error_left_out"], row["error_machine_left_out"]
-        errors = (_error(f"{path}: {row['id']}", text, row["metric"]) for text in texts)
-        found[str(row["id"])] = Unseen(*errors)
-    return found
-
-
-def _error(where: str, text: Any, metric: str) -> float | None:
-    """Return an error of speed; that of a time is turned round."""
-    if text in (None, ""):
-        return None
-    try:
-        ratio = 1 + float(text)
-    except (TypeError, ValueError):
-        ratio = math.nan
-    if not 0 < ratio < math.inf:
-        raise ConfigError(f"{where}: error = {text}: must be a number > -1")
-    return ratio - 1 if METRICS.get(metric) == "tokens/s" else 1 / ratio - 1
 
 
 _NO_INTERVAL = Interval(None, None, "")

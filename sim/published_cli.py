@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from sim.published import (
     outcomes,
     summaries,
 )
-from sim.results import whole_file
+from sim.results import write_csv as write_rows
 
 FIGURE = "predicted_vs_published"
 TABLE = "published.csv"
@@ -207,7 +206,4 @@ def write_csv(path: Path, found: Sequence[Outcome]) -> None:
         }
         for outcome in found
     ]
-    with whole_file(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(path, rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.table import Table
 from sim.labels import Row
 from sim.league import CLASSES, Standing, title_of
 from sim.plot_style import caption, look, new_figure
-from sim.results import whole_file
+from sim.results import write_csv
 
 LEAGUE = "league.csv"
 _HATCHES = {"lossless": "", "lossy": "//", "oracle": ".."}
@@ -48,13 +47,8 @@ def _table(members: Sequence[Standing]) -> Table:
 def write_league(folder: Path, baseline: str, standings: Sequence[Standing]) -> Path:
     """Write the standings as CSV; return its path."""
     columns = ["baseline", *(field.name for field in fields(Standing))]
-    with (
-        whole_file(folder / LEAGUE) as partial,
-        partial.open("w", newline="", encoding="utf-8") as file,
-    ):
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows({"baseline": baseline, **asdict(standing)} for standing in standings)
+    rows = ({"baseline": baseline, **asdict(standing)} for standing in standings)
+    write_csv(folder / LEAGUE, rows, columns)
     return folder / LEAGUE
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sim.labels import Row
-from sim.results import whole_file
+from sim.results import write_csv
 from sim.roofline import KERNELS
 
 ROOFLINE = "roofline.csv"
@@ -64,10 +63,7 @@ def roofline_line(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def write_roofline(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write the rows as CSV."""
-    with whole_file(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(path, rows)
 
 
 def amount(value: float | None, unit: str) -> str:

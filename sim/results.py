@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
@@ -274,13 +274,20 @@ def write_sweep(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     table = pa.table({column: [row.get(column) for row in flat] for column in columns})
     with whole_file(folder / "results.parquet") as partial:
         pq.write_table(table, partial, compression="zstd")
-    with (
-        whole_file(folder / "results.csv") as partial,
-        partial.open("w", newline="", encoding="utf-8") as file,
-    ):
+    write_csv(folder / "results.csv", flat, columns)
+
+
+def write_csv(
+    path: Path, rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | None = None
+) -> None:
+    """Write rows as CSV, whole or not at all; without ``columns`` those of all rows, as they first come."""
+    if columns is None:
+        rows = list(rows)
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+    with whole_file(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
-        writer.writerows(flat)
+        writer.writerows(rows)
 
 
 def flatten(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

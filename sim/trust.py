@@ -25,13 +25,8 @@ _STREAM = ("gpu.memory_bytes_per_s", "gpu.memory_derate")
 _FIGURES = {
     CPU_EXPERTS: (
         *("cpu.memory_bytes_per_s", "cpu.memory_derate", "cpu.thread_bytes_per_s"),
-        *(
-            "cpu.rate_by_bits",
-            "cpu.decode_weights_per_s",
-            "cpu.expert_table",
-            "cpu.expert_setup_ns",
-            "cpu.threads_used",
-        ),
+        *("cpu.rate_by_bits", "cpu.decode_weights_per_s", "cpu.expert_table"),
+        *("cpu.expert_setup_ns", "cpu.threads_used"),
     ),
     LINK: (
         *("link.h2d_bytes_per_s", "link.rate_derate", "link.pageable_bytes_per_s", "link.pinned"),

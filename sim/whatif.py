@@ -6,7 +6,6 @@ has no part for, that could change nothing, or that does not fit says so instead
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -17,7 +16,7 @@ from typing import Any
 
 from hwmodels.errors import HardwareError
 from sim.build import load_trace
-from sim.results import flatten, whole_file
+from sim.results import flatten, write_csv
 from sim.types import ConfigError
 
 Config = dict[str, Any]
@@ -86,13 +85,7 @@ def what_if(
 
 def write_what_if(path: Path, rows: Iterable[Row]) -> None:
     """Write the rows as CSV."""
-    with (
-        whole_file(path) as partial,
-        partial.open("w", newline="", encoding="utf-8") as file,
-    ):
-        writer = csv.DictWriter(file, WHAT_IF_COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(path, rows, WHAT_IF_COLUMNS)
 
 
 def _rank(row: Row) -> tuple[bool, float, float]:

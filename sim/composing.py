@@ -1,0 +1,24 @@
+"""Composes a configuration of ``conf/`` outside of a run of Hydra."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def compose_config(
+    name: str, overrides: Sequence[str] = (), *, resolve: bool = True
+) -> dict[str, Any]:
+    """Return ``conf/NAME.yaml`` with overrides as on the command line, as plain dicts and lists.
+
+    Costs about a tenth of a second. ``resolve``: interpolations are replaced by what they stand for.
+    """
+    from hydra import compose, initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
+
+    GlobalHydra.instance().clear()
+    with initialize_config_module("conf", version_base="1.3"):
+        config = compose(name, overrides=list(overrides))
+    plain: Any = OmegaConf.to_container(config, resolve=resolve)
+    return dict(plain)
