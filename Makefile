@@ -2,9 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# `make gpu TORCH_CUDA=cu130` takes torch from PyTorch's own index for that CUDA, not from PyPI.
+TORCH_CUDA ?=
+TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint bench train record clean
+.PHONY: demo test lint bench gpu train record clean
 demo: $(VENV)/base.stamp ## run the main job on the bundled trace and show the result
 	$(BIN)/greenroom sim +experiment=demo
 
@@ -18,6 +21,10 @@ lint: $(VENV)/dev.stamp ## style, formatting, types
 
 bench: $(VENV)/dev.stamp ## speed as ratios against a baseline of the same run
 	$(BIN)/python -m pytest tests/bench -m bench -s
+
+gpu: $(VENV)/gpu$(TORCH_CUDA).stamp ## with a CUDA device: measure, validate and test on it (docs/cuda.md)
+	$(BIN)/greenroom validate --device cuda --measure --minutes 8 --out docs/validation/cuda; status=$$?; \
+		$(BIN)/python -m pytest -m cuda && exit $$status
 
 train: $(VENV)/dev.stamp ## train the bundled model anew (about an hour on two cores)
 	$(BIN)/python -m traces.tiny.train
@@ -39,4 +46,9 @@ $(VENV)/base.stamp: pyproject.toml constraints.txt
 
 $(VENV)/dev.stamp: $(VENV)/base.stamp
 	$(PIP) --editable ".[torch,dev]"
+	touch $@
+
+$(VENV)/gpu$(TORCH_CUDA).stamp: $(VENV)/dev.stamp
+	$(if $(TORCH_CUDA),$(PIP) --extra-index-url https://download.pytorch.org/whl/$(TORCH_CUDA) "torch==$(TORCH_VERSION)+$(TORCH_CUDA)")
+	$(BIN)/python -c 'import sys, real.device; sys.exit(real.device.why_not_cuda())'
 	touch $@

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any
 
 from hwmodels.cost import CostModel
@@ -24,9 +25,11 @@ from hwmodels.units import NS_PER_S
 class Kind:
     """A kind of row: its arguments with their defaults (None: must be given), and how it is predicted.
 
-    ``work`` says how many bytes or operations a rate counts.
+    ``part`` is that of the machine whose figures it depends on, and no other; ``work`` says how many bytes
+    or operations a rate counts.
     """
 
+    part: str
     arguments: Mapping[str, Any]
     predict: Callable[[Mapping[str, Any], Machine, Engine], float]
     work: Callable[[Mapping[str, Any]], float] | None = None
@@ -55,6 +58,14 @@ def _expert_cpu(a: Mapping[str, Any], machine: Machine, engine: Engine) -> float
     machine = replace(machine, cpu=replace(cpu, threads_used=threads, rate_by_bits=rates))
     costs = _costs(_expert(a["num_bytes"], a["bits"]), machine, engine)
     return float(a["num_experts"] * costs.expert_cpu_ns(0, a["num_tokens"]))
+
+
+def _expert_gpu(a: Mapping[str, Any], machine: Machine, engine: Engine) -> float:
+    """Predict one expert on the device; its activations count as launches, for their bytes are few."""
+    _part(machine, "gpu")
+    engine = replace(_plain(engine), expert_launches_packed=engine.expert_launches)
+    costs = CostModel(_expert(a["num_bytes"], a["bits"]), machine, engine)
+    return float(costs.expert_gpu_ns(0, a["num_tokens"], packed=True))
 
 
 def _handover(a: Mapping[str, Any], machine: Machine, engine: Engine) -> float:
@@ -119,29 +130,51 @@ def _bytes(name: str) -> Callable[[Mapping[str, Any]], float]:
     return lambda arguments: float(arguments[name])
 
 
+ALONE = "nothing"
+BESIDE = (ALONE, "kernels", "copies", "reads", "cpu_experts")
+"""What else goes on while a row is measured. The cost model knows no such slowdown, so that it predicts
+each row as if it were alone; what shares what is the timeline's business."""
+_BESIDE = {"beside": ALONE}
 _READ = {"block_bytes": None, "queue_depth": None}
 KINDS: dict[str, Kind] = {
     "copy": Kind(
-        {"num_bytes": None, "direction": "h2d", "pinned": True, "queued": False},
+        "link",
+        {"num_bytes": None, "direction": "h2d", "pinned": True, "queued": False, **_BESIDE},
         _copy,
         _bytes("num_bytes"),
     ),
-    "copy_issue": Kind({"count": 1}, _copy_issue),
+    "copy_issue": Kind("link", {"count": 1}, _copy_issue),
     "expert_cpu": Kind(
-        {"num_bytes": None, "bits": None, "num_tokens": 1, "threads": None, "num_experts": 1},
+        "cpu",
+        {
+            "num_bytes": None,
+            "bits": None,
+            "num_tokens": 1,
+            "threads": None,
+            "num_experts": 1,
+            **_BESIDE,
+        },
         _expert_cpu,
         lambda a: float(a["num_bytes"] * a["num_experts"]),
     ),
-    "handover": Kind({"num_tokens": 1}, _handover),
-    "gemv": Kind({"num_bytes": None, "bits": 16}, _gemv, _bytes("num_bytes")),
+    "expert_gpu": Kind(
+        "gpu",
+        {"num_bytes": None, "bits": None, "num_tokens": 1, **_BESIDE},
+        _expert_gpu,
+        _bytes("num_bytes"),
+    ),
+    "handover": Kind("cpu", {"num_tokens": 1}, _handover),
+    "gemv": Kind("gpu", {"num_bytes": None, "bits": 16}, _gemv, _bytes("num_bytes")),
     "gemm": Kind(
+        "gpu",
         {"m": None, "n": None, "k": None, "bits": 16},
         _gemm,
         lambda a: 2.0 * a["m"] * a["n"] * a["k"],
     ),
-    "launch": Kind({"mode": None, "count": 1}, _launch),
-    "launch_issue": Kind({"count": 1}, _launch_issue),
+    "launch": Kind("gpu", {"mode": None, "count": 1}, _launch),
+    "launch_issue": Kind("cpu", {"count": 1}, _launch_issue),
     "attention": Kind(
+        "gpu",
         {
             "kv_tokens": None,
             "num_heads": None,
@@ -152,8 +185,10 @@ KINDS: dict[str, Kind] = {
         },
         _attention,
     ),
-    "storage": Kind(_READ, _storage, _bytes("block_bytes")),
-    "storage_read": Kind({"num_bytes": None, **_READ}, _storage_read, _bytes("num_bytes")),
+    "storage": Kind("storage", _READ, _storage, _bytes("block_bytes")),
+    "storage_read": Kind(
+        "storage", {"num_bytes": None, **_READ, **_BESIDE}, _storage_read, _bytes("num_bytes")
+    ),
 }
 """The kinds of rows: what each is measured with."""
 
@@ -170,6 +205,7 @@ def _part(machine: Machine, name: str) -> Any:
     return part
 
 
+@cache
 def _plain(engine: Engine) -> Engine:
     """Return an engine that launches one kernel for a matrix, and does nothing that a row is not about."""
     ratios = {

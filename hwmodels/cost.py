@@ -5,9 +5,11 @@ What overlaps with what, and what shares a memory or a link, is not decided here
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 
+from hwmodels.curves import on_grid, proportional
 from hwmodels.engine import Engine
 from hwmodels.errors import HardwareError
 from hwmodels.host_cost import CPUWork, HostCosts, layer_setup_ns
@@ -99,12 +101,18 @@ class CostModel:
 
         launches * launch + max(kernel floor, weight bytes / rate, operations / matmul rate), and the
         bytes that tokens which are not packed cost; 0 for no tokens. ``packed``: the layer's tokens were
-        permuted by expert (:meth:`pack_ns`). Without a GPU it is :meth:`expert_cpu_ns`.
+        permuted by expert (:meth:`pack_ns`). As measured where the machine has a table
+        (``gpu.expert_table``). Without a GPU it is :meth:`expert_cpu_ns`.
         """
         cost = self._gpu_ns.get((layer, num_tokens, packed))
         if cost is None:
-            if self.machine.gpu is None:
+            gpu = self.machine.gpu
+            if gpu is None:
                 cost = self.expert_cpu_ns(layer, num_tokens)
+            elif gpu.expert_table is not None and num_tokens:
+                self._check_layer(layer)
+                table, num_bytes = gpu.expert_table, self.shape.expert_bytes(layer)
+                cost = math.ceil(on_grid(table, num_bytes, num_tokens, proportional))
             else:
                 rows = self.padded_tokens((num_tokens,))
                 cost = self._kernel_set_ns(layer, 1, num_tokens, packed, rows)

@@ -40,6 +40,13 @@ class GPU:
     """32-bit operations without matrix units; None: as ``matmul_flops``."""
     rate_by_bits: Rows | None = field(default=None, metadata={"columns": ("bits", "bytes_per_s")})
     """Streaming of experts whose decoding is slower than memory; from the last row's bits on it is not."""
+    expert_table: Rows | None = field(
+        default=None, metadata={"columns": ("num_bytes", "num_tokens", "ns")}
+    )
+    """Measured kernels of one expert, launches and gathering included; replaces the formula."""
+    rate_beside_cpu_ratio: float = 1.0
+    """Share of their rate that expert kernels keep while the CPU computes experts: below 1 where both read
+    one memory."""
 
     def expert_bytes_per_s(self, bits: float) -> int:
         """Return the rate at which experts of ``bits`` bits a weight stream into kernels."""

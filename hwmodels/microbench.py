@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from statistics import median
 from typing import Any
 
-from hwmodels.bench_kinds import KINDS, Kind
+from hwmodels.bench_kinds import ALONE, BESIDE, KINDS, Kind
 from hwmodels.engine import Engine
 from hwmodels.errors import figure_error, missing_error, unknown_error
 from hwmodels.fields import Rows
@@ -63,14 +63,20 @@ class Measurement:
         value_ns = _value_ns(KINDS[kind], given, arguments, where)
         return cls(kind, value_ns, spread / math.sqrt(repeats), arguments)
 
+    def depends_on(self, part: str) -> bool:
+        """Tell whether the time depends on figures of a part of the machine: gpu, link, cpu or storage."""
+        return KINDS[self.kind].part == part
+
     def predict_ns(self, machine: Machine, engine: Engine) -> float:
         """Return how long the work takes on a machine; HardwareError where it lacks the part for it.
 
-        The formulas are asked, even where the machine has a table of measured experts.
+        The formulas are asked, even where the machine has tables of measured experts.
         """
-        cpu = machine.cpu
+        cpu, gpu = machine.cpu, machine.gpu
         if cpu.expert_table is not None:
             machine = replace(machine, cpu=replace(cpu, expert_table=None))
+        if gpu is not None and gpu.expert_table is not None:
+            machine = replace(machine, gpu=replace(gpu, expert_table=None))
         return KINDS[self.kind].predict(self.arguments, machine, engine)
 
 
@@ -80,7 +86,7 @@ COLUMNS = tuple(
 )
 """All columns that a table of such rows may have."""
 _FLAGS = ("pinned", "queued")
-_CHOICES = {"direction": ("h2d", "d2h"), "mode": ("graph", "stream")}
+_CHOICES = {"direction": ("h2d", "d2h"), "mode": ("graph", "stream"), "beside": BESIDE}
 
 
 def _argument(name: str, value: Any, where: str) -> Any:
@@ -136,12 +142,28 @@ def _value_ns(
 
 def expert_table(rows: Sequence[Measurement], threads_used: int) -> Rows:
     """Return ``cpu.expert_table`` of measured experts: medians of those by all threads in use."""
+    return _expert_table(
+        [
+            row
+            for row in rows
+            if row.kind == "expert_cpu" and row.arguments["threads"] == threads_used
+        ]
+    )
+
+
+def gpu_expert_table(rows: Sequence[Measurement]) -> Rows:
+    """Return ``gpu.expert_table`` of measured experts: medians."""
+    return _expert_table([row for row in rows if row.kind == "expert_gpu"])
+
+
+def _expert_table(rows: Sequence[Measurement]) -> Rows:
+    """Return rows (bytes, tokens, ns) of experts that nothing ran beside."""
     found: dict[tuple[int, ...], list[float]] = {}
     for row in rows:
         a = row.arguments
-        if row.kind == "expert_cpu" and a["threads"] == threads_used:
+        if a["beside"] == ALONE:
             key = a["num_bytes"], a["num_tokens"]
-            found.setdefault(key, []).append(row.value_ns / a["num_experts"])
+            found.setdefault(key, []).append(row.value_ns / a.get("num_experts", 1))
     return tuple((*key, round(median(times))) for key, times in sorted(found.items()))
 
 

@@ -30,7 +30,8 @@ class AtOnce:
         """Tell whether copies follow each other, a layer's all alike, and each computes when it is there."""
         ready = hardware.copies_overlap and not hardware.in_order and not hardware.computes_chunks
         plain = hardware.num_gpus == 1 and not hardware.staging_ns and not hardware.reading
-        return ready and plain and hardware.times_alone and num_copies == 1
+        steady = hardware.times_alone and hardware.rate_beside_cpu_ratio == 1
+        return ready and plain and steady and num_copies == 1
 
     def may_carry(self, plan: LayerPlan) -> bool:
         """Tell whether all of a plan's copies are waited for, and the link and memory are theirs alone."""

@@ -89,7 +89,7 @@ def build(
         workload=workload,
         offloader=offloader,
         costs=costs,
-        hardware=_hardware(costs, policies, budget),
+        hardware=_hardware(costs, policies, budget, config["policy"].get("plan_ns") or 0),
         budget=budget,
         shape=shape,
         machine=machine,
@@ -174,15 +174,19 @@ def _offloader(
     )
 
 
-def _hardware(costs: CostModel, policies: PolicySet, budget: Budget) -> Hardware:
-    """Return the resources; sharing is computed where several kinds of work may meet at all."""
+def _hardware(costs: CostModel, policies: PolicySet, budget: Budget, plan_ns: int) -> Hardware:
+    """Return the resources; sharing is computed where several kinds of work may meet at all.
+
+    ``plan_ns`` is what the policy takes to decide a layer.
+    """
     machine, cache_bytes = costs.machine, budget.cache_bytes
     one_memory = machine.kind != "discrete" and cache_bytes < budget.pools.stored_bytes
     link = machine.link
     slow_memory = link is not None and machine.cpu.dram_bytes_per_s < link.load_bytes_per_s
     meets = policies.placement is not None or budget.pools.num_gpus > 1 or slow_memory
     reads_storage = budget.host_bytes is not None or one_memory
-    return hardware_of(costs, budget.pools.layout, meets, reads_storage)
+    hardware = hardware_of(costs, budget.pools.layout, meets, reads_storage)
+    return replace(hardware, plan_ns=plan_ns)
 
 
 _PARTS = ("gpu", "link", "cpu", "storage")

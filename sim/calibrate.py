@@ -18,7 +18,7 @@ import numpy as np
 from hwmodels.fitting import Problem, Solution, best
 from hwmodels.leave_out import LeftOut, leave_out
 from hwmodels.uncertainty import Estimate, Fit, judge
-from sim.calibrate_curves import TABULATED, Table, expert_tables, storage_curves
+from sim.calibrate_curves import TABULATED, Table, expert_tables, measured_tables
 from sim.calibrate_names import Field, Options, resolve
 from sim.calibrate_rows import Row, read_rows
 from sim.calibrate_spec import ALONE, Specification, known_specifications, read_specification
@@ -33,6 +33,7 @@ _EPILOG = """examples:
   greenroom calibrate published                             fit to the published rows
   greenroom calibrate my_fit.yaml --out my_conf             and write what was fitted as option files
   greenroom calibrate microbench --rows mine.csv --machine rtx4090 --out my_conf
+  greenroom calibrate measured --rows mine.csv --machine mine --out my_conf   a machine of its own
 
 The files are then used as in `greenroom sim --config-dir my_conf machine=rtx4090_fitted`."""
 _SILENT = "since no row depends on them"
@@ -115,6 +116,11 @@ def _run(options: argparse.Namespace) -> None:
     if not options.name.replace("_", "").isalnum():
         raise ConfigError(f"--name {options.name}: must be letters, digits and _")
     spec = read_specification(options.calibration, options.rows, options.machine)
+    if spec.whole:
+        from sim.calibrate_machine import run_whole
+
+        run_whole(spec, options.out, options.results)
+        return
     check_folders(options.config_dirs)
     files = Options(options.config_dirs)
     if options.errors is not None and options.no_leave_one_out:
@@ -127,8 +133,7 @@ def _run(options: argparse.Namespace) -> None:
         machines = [row.composed.choices for row in found.every]
         name, out = options.name, Path(options.out)
         written = option_files(out, name, spec.name, changes_of(found), machines, files)
-    now = datetime.now()
-    folder = Path(options.results or f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S.%f}")
+    folder = results_folder(options.results)
     print_report(found)
     write_report(found, folder)
     if options.errors is not None:
@@ -137,6 +142,12 @@ def _run(options: argparse.Namespace) -> None:
     print(f"Results: {folder}")
     for path in written:
         print(f"Written: {path}")
+
+
+def results_folder(given: str | None) -> Path:
+    """Return where a report's files go."""
+    now = datetime.now()
+    return Path(given or f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S.%f}")
 
 
 def calibrate(
@@ -151,11 +162,12 @@ def calibrate(
     HardwareError for the first mistake.
     """
     every = read_rows(spec, config_dirs)
-    tables = storage_curves(every, options)
+    tables = measured_tables(every, options)
     curves = {table.field: table.value for table in tables}
-    rows = [_with(row, curves) for row in every if row.metric != TABULATED]
+    rows = [_with(row, curves) for row in every if row.metric not in TABULATED]
     if not rows:
-        notes = [f"All rows are of kind {TABULATED}: there is nothing to fit."]
+        kinds = " and ".join(dict.fromkeys(row.metric for row in every))
+        notes = [f"All rows are of kind {kinds}: there is nothing to fit."]
         return Calibrated(spec, [], {}, [], [], {}, None, {}, tables, notes, every)
     names, unused = resolve(spec, rows, options)
     problem, solution, used = _solved(spec, rows, names, options, unused)

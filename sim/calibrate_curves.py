@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hwmodels.microbench import Measurement, expert_table, storage_curve
+from hwmodels.curves import on_grid, proportional
+from hwmodels.microbench import Measurement, expert_table, gpu_expert_table, storage_curve
 from hwmodels.uncertainty import Fit
 from sim.calibrate_names import Field, Options, owner_of
 from sim.calibrate_rows import Row
 from sim.calibrate_spec import Specification
 
-TABULATED = "storage"
-"""The kind of rows that are a curve themselves: there is nothing to fit."""
+TABULATED = ("storage", "expert_gpu")
+"""The kinds of rows that are a curve themselves: there is nothing to fit."""
 _CPU = ("machine", "machine/cpu")
 
 
@@ -41,10 +42,40 @@ def _measurements(rows: Sequence[Row]) -> list[Measurement]:
     return [row.measurement for row in rows if row.measurement is not None]
 
 
+def measured_tables(rows: Sequence[Row], options: Options) -> list[Table]:
+    """Return what rows are by themselves: storage curves, and experts of the device, by machine."""
+    return storage_curves(rows, options) + _device_tables(rows, options)
+
+
+def _device_tables(rows: Sequence[Row], options: Options) -> list[Table]:
+    tables = []
+    for own in _by_machine(rows, "expert_gpu").values():
+        field = owner_of(("machine", "gpu", "expert_table"), own, options)
+        value = gpu_expert_table(_measurements(own))
+        miss = between_points(value)
+        law = "" if miss is None else f"; straight lines miss a point left out by up to {miss:.0%}"
+        tables.append(Table(field, value, f"{len(own)} measured experts{law}"))
+    return tables
+
+
+def between_points(table: Sequence[Sequence[float]]) -> float | None:
+    """Return how far a table misses one of its points that is left out, along its tokens.
+
+    None where no size has three of them.
+    """
+    misses = []
+    for size in {row[0] for row in table}:
+        own = [row for row in table if row[0] == size]
+        for i, (_, tokens, time_ns) in enumerate(own[1:-1], start=1):
+            without = own[:i] + own[i + 1 :]
+            misses.append(abs(float(on_grid(without, size, tokens, proportional)) / time_ns - 1))
+    return max(misses, default=None)
+
+
 def storage_curves(rows: Sequence[Row], options: Options) -> list[Table]:
     """Return the storage curves of the rows by machine."""
     tables = []
-    for own in _by_machine(rows, TABULATED).values():
+    for own in _by_machine(rows, "storage").values():
         field = owner_of(("machine", "storage", "curve"), own, options)
         value = storage_curve(_measurements(own))
         bend = _bend(value)

@@ -38,7 +38,8 @@ class Specification:
 
     ``sigma`` is the relative error that a row may have, the model's own included. ``leave_out`` names the
     column whose rows of one value are left out together (``row``: each alone). Rows of the kinds
-    ``expert_cpu`` and ``storage`` that miss by more than ``tolerance`` are written as tables.
+    ``expert_cpu`` and ``storage`` that miss by more than ``tolerance`` are written as tables. ``whole``:
+    all files of the machine are made from the rows (:mod:`sim.calibrate_machine`).
     """
 
     name: str
@@ -53,11 +54,12 @@ class Specification:
     loss: str = "linear"
     leave_out: str = ALONE
     tolerance: float = 0.1
+    whole: bool = False
 
 
 _KEYS = (
     *("rows", "machine", "engine", "select", "exclude", "sigma", "loss", "leave_out"),
-    *("tolerance", "parameters"),
+    *("tolerance", "parameters", "whole"),
 )
 _PARAMETER_KEYS = ("start", "bounds", "prior", "scale")
 
@@ -104,6 +106,7 @@ def read_specification(
         loss=_one_of(path, "loss", given.get("loss", "linear"), LOSSES),
         leave_out=str(given.get("leave_out", ALONE)),
         tolerance=_number(path, "tolerance", given.get("tolerance", 0.1)),
+        whole=_flag(path, "whole", given.get("whole", False)),
     )
 
 
@@ -205,6 +208,12 @@ def _number(path: Path, key: str, value: Any, least: float | None = 0) -> float:
     if least is not None and value <= least:
         raise ConfigError(f"{path}: {key} = {value}: must be > {least}")
     return float(value)
+
+
+def _flag(path: Path, key: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{path}: {key} = {value}: must be true or false")
+    return value
 
 
 def _one_of(path: Path, key: str, value: Any, known: tuple[str, ...]) -> str:

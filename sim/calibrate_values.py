@@ -26,6 +26,7 @@ from sim.types import ConfigError
 _KEPT = 20_000
 _BUILT: dict[str, Any] = {"machine": Machine, "engine": Engine}
 """What is built from its group alone; of the others the whole case is built anew."""
+_MACHINE_PARTS = ("gpu", "link", "cpu", "storage")
 _KINDS = {f.name: str(f.type) for part in (ModelShape, Placement, Engine, GPU, Link, CPU, Storage)
           for f in fields(part)}  # fmt: skip
 
@@ -85,7 +86,12 @@ class Predictions:
 
     def __init__(self, rows: Sequence[Row], fields: Sequence[Field], options: Options) -> None:
         self._rows = rows
-        self.felt = [_topmost([f for f in fields if is_felt(f, r, options)]) for r in rows]
+        self.felt = [
+            _topmost([f for f in fields if _may_count(f, r) and is_felt(f, r, options)])
+            for r in rows
+        ]
+        self._names = [[field.name for field in own] for own in self.felt]
+        self._groups = [[str(field.path[0]) for field in own] for own in self.felt]
         self._bases = {
             group: [json.dumps(row.composed.config[group], sort_keys=True) for row in rows]
             for group in _BUILT
@@ -98,34 +104,46 @@ class Predictions:
         return [self._time_ns(i, values) for i in range(len(self._rows))]
 
     def _time_ns(self, i: int, values: Mapping[str, float]) -> float:
-        known, felt = self._known[i], self.felt[i]
-        key = tuple(values[field.name] for field in felt)
+        known = self._known[i]
+        key = tuple([values[name] for name in self._names[i]])
         if key not in known:
             if len(known) > _KEPT:
                 known.clear()
-            known[key] = self._new_time_ns(i, {f: values[f.name] for f in felt})
+            known[key] = self._new_time_ns(i, key)
         return known[key]
 
-    def _new_time_ns(self, i: int, values: Mapping[Field, float]) -> float:
+    def _new_time_ns(self, i: int, values: tuple[float, ...]) -> float:
         row = self._rows[i]
         try:
             machine, engine = (self._part(i, group, values) for group in _BUILT)
-            rest = {f: v for f, v in values.items() if f.path[0] not in _BUILT}
-            config = changed(row.composed.config, values) if rest else None
+            config = None
+            if not _BUILT.keys() >= set(self._groups[i]):
+                config = changed(row.composed.config, dict(zip(self.felt[i], values, strict=True)))
             return row.time_ns(machine, engine, config)
         except HardwareError as error:
             raise HardwareError(f"row {row.name}: {error}") from error
 
-    def _part(self, i: int, group: str, values: Mapping[Field, float]) -> Any:
+    def _part(self, i: int, group: str, values: tuple[float, ...]) -> Any:
         """Return a machine or engine with its values, built once for all rows that are composed alike."""
-        own = {field: value for field, value in values.items() if field.path[0] == group}
-        key = (group, self._bases[group][i], *own.items())
+        named = zip(self._names[i], self._groups[i], values, strict=True)
+        own = [(name, value) for name, of, value in named if of == group]
+        key = (group, self._bases[group][i], *own)
         if key not in self._parts:
             if len(self._parts) > _KEPT:
                 self._parts.clear()
-            config = changed(self._rows[i].composed.config, own)
+            by_name = dict(own)
+            fields = {f: by_name[f.name] for f in self.felt[i] if f.name in by_name}
+            config = changed(self._rows[i].composed.config, fields)
             self._parts[key] = _BUILT[group].from_mapping(config[group], group)
         return self._parts[key]
+
+
+def _may_count(field: Field, row: Row) -> bool:
+    """Tell whether a row may depend on a field: a microbenchmark does on one part of the machine only."""
+    group, part, *_ = (*field.path, "")
+    if row.measurement is None or group != "machine" or part not in _MACHINE_PARTS:
+        return True
+    return row.measurement.depends_on(str(part))
 
 
 def _topmost(fields: Sequence[Field]) -> list[Field]:

@@ -15,6 +15,22 @@ _COMMANDS = {
         "sim.run",
         "simulate offloading policies on a trace; -m sweeps (--help for the options)",
     ),
+    "measure": (
+        "real.measure_cli",
+        "time this machine: copies, storage, kernels; rows and a machine file",
+    ),
+    "generate": (
+        "real.generate_cli",
+        "run a Hugging Face MoE with its experts behind a policy",
+    ),
+    "replay": (
+        "real.replay_cli",
+        "run the same policies on this machine: a trace's routing, actual copies and kernels",
+    ),
+    "validate": (
+        "real.validate_cli",
+        "run policies on this machine and in the simulator, and tell how far apart they are",
+    ),
     "model": (
         "sim.model_cli",
         "list the models, show one, or make a file of a config.json, GGUF or safetensors",

@@ -77,6 +77,7 @@ class Execution:
         self._at_once: AtOnce | None = None
         if AtOnce.suits(hardware, keys.num_copies) and log is None:
             self._at_once = AtOnce(hardware, self.kernels, self.cpu, offloader)
+        self._slows_kernels = hardware.rate_beside_cpu_ratio < 1 and hardware.cpu_overlaps
         self._may_jump = log is None and self._one_gpu and hardware.reading is None
         self._blames = shares is not None or self._gate is not None
         self._step = offloader.view.step
@@ -94,6 +95,8 @@ class Execution:
         self._step, self._plan = step, plan
         self._began_ns = begin_ns = now_ns
         issue_ns, gpus = self._hardware.issue_ns, self._gpus
+        if self._slows_kernels:
+            self.kernels.cpu_until_ns = self.cpu.until_ns(step, plan, now_ns)
         if issue_ns and plan.resident and (plan.loads or plan.bypasses):
             # One thread issues the copies that are waited for first, and then the kernels.
             begin_ns += issue_ns * (len(plan.loads) + len(plan.bypasses))

@@ -95,6 +95,8 @@ class Hardware:
     through_host      storage is read into host memory, and from there to the GPU; else straight to
                       where experts are computed (unified memory, or no GPU)
     predict_ns, router_ns see sim/speculation.py
+    rate_beside_cpu_ratio   share of their rate that kernels keep while the CPU computes experts
+    plan_ns           what the driving thread takes to decide a layer, before anything of it begins
     release_bytes_per_s   rate at which dropped experts' memory is given back; 0: it is kept
     kv_bytes_per_token    for the timeline's counters
     """
@@ -122,6 +124,8 @@ class Hardware:
     through_host: bool = True
     predict_ns: int = 0
     router_ns: int = 0
+    rate_beside_cpu_ratio: float = 1.0
+    plan_ns: int = 0
     release_bytes_per_s: int = 0
     kv_bytes_per_token: int = 0
 
@@ -196,6 +200,7 @@ def hardware_of(costs: CostModel, layout: Layout, is_shared: bool, reads_storage
         through_host=machine.kind == "discrete",
         predict_ns=cpu.predict_ns,
         router_ns=cpu.router_ns,
+        rate_beside_cpu_ratio=machine.device.rate_beside_cpu_ratio,
         release_bytes_per_s=(cpu.release_bytes_per_s or 0) if engine.releases_memory else 0,
         kv_bytes_per_token=shape.kv_bytes_per_token_layer * shape.num_layers,
     )

@@ -95,6 +95,21 @@ class InSitu:
         self.is_held = False
         return self._run(start_ns, link_is_idle)
 
+    def until_ns(self, step: StepInfo, plan: LayerPlan, now_ns: int) -> int:
+        """Return when the CPU would have computed a plan's experts, with nothing else on the memory.
+
+        What the layer before has deferred comes first; ``now_ns`` where the plan has none.
+        """
+        keys = [*plan.on_cpu, *plan.deferred]
+        if not keys:
+            return max(now_ns, self._serial_free_ns)
+        work_ns = sum(
+            self._costs.expert_cpu_ns(key // self._num_experts, plan.routing.num_tokens(key))
+            for key in keys
+        )
+        begin_ns = max(now_ns + self._costs.handover_ns(step.num_tokens), self._serial_free_ns)
+        return begin_ns + work_ns // self._hardware.num_teams
+
     def _run(self, start_ns: int, link_is_idle: bool) -> int:
         step, plan = self._step, self._plan
         awaited, deferred = plan.on_cpu, plan.deferred

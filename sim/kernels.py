@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -49,6 +50,9 @@ class Kernels:
         self._keys = keys
         self._log = log
         self._ones_ns: dict[tuple[int, int, bool], int] = {}
+        self._kept_ratio = hardware.rate_beside_cpu_ratio
+        self.cpu_until_ns = 0
+        """When the CPU will have computed its experts of the layer, at whose side kernels are slower."""
         self.num_beside = 0
         """Runs of GPUs that begin no set of expert kernels."""
 
@@ -117,6 +121,8 @@ class Kernels:
         """Run one expert, or the share of it that costs ``cost_ns``; ``ends``: it is whole with that."""
         gpu = self.gpu_of(key)
         self.num_beside += not ends
+        if self._kept_ratio < 1:
+            cost_ns = self._beside_cpu_ns(gpu, ready_ns, cost_ns)
         start_ns = gpu.run(ready_ns, cost_ns)
         if self._log is not None:
             self._log.expert(plan, step, Lane.GPU, gpu.index, key, start_ns, gpu.free_ns)
@@ -154,10 +160,20 @@ class Kernels:
         cost_ns = self.cost_ns(step, plan, keys)
         if not keys:  # a gate has let nobody through
             self.num_beside += 1
+        if self._kept_ratio < 1:
+            cost_ns = self._beside_cpu_ns(gpu, ready_ns, cost_ns)
         start_ns = gpu.run(ready_ns, cost_ns)
         if self._log is not None:
             weights = [self.one_ns(step, plan, key) for key in keys]
             self._log.experts(plan, step, gpu.index, keys, weights, start_ns, cost_ns)
+
+    def _beside_cpu_ns(self, gpu: GPU, ready_ns: int, cost_ns: int) -> int:
+        """Return how long kernels take that run at a part of their rate until the CPU has ended."""
+        slow_ns = self.cpu_until_ns - max(ready_ns, gpu.free_ns)
+        if slow_ns <= 0:
+            return cost_ns
+        whole_ns = math.ceil(cost_ns / self._kept_ratio)
+        return min(whole_ns, math.ceil(cost_ns + slow_ns * (1 - self._kept_ratio)))
 
 
 class MixedKernels(Kernels):

@@ -40,12 +40,18 @@ def origin(rows: Sequence[Row]) -> str:
     kinds = {f"{row['provenance']['trace_kind']} trace {row['trace']}" for row in rows}
     prices = {row["provenance"]["priced_as"] for row in rows}
     machines, engines = ({row[choice] for row in rows} for choice in ("machine", "engine"))
-    return f"{_all(kinds)}; priced as {_all(prices)}; on {_all(machines)}; engine {_all(engines)}"
+    on = "measured on" if {how(row) for row in rows} == {"measured"} else "on"
+    return f"{_all(kinds)}; priced as {_all(prices)}; {on} {_all(machines)}; engine {_all(engines)}"
 
 
 def device(row: Row) -> str:
     """Return what computes: the GPU, or on a machine that has none the CPU."""
     return "CPU" if row["machine_kind"] == "cpu_only" else "GPU"
+
+
+def how(row: Row) -> str:
+    """Return whether a run's times are predicted, or those of this machine."""
+    return "measured" if "measurement" in row["provenance"] else "simulated"
 
 
 def _pair(row: Row, field: str) -> str:

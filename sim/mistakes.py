@@ -15,8 +15,11 @@ from sim.types import ConfigError
 from traces.schema import TraceError
 
 _PARTS = ("machine/gpu", "machine/cpu", "machine/link", "machine/storage")
+_RUN = ("trace", "model", "machine", *_PARTS, "engine", "policy")
 _GROUPS = {
-    "config": ("trace", "model", "machine", *_PARTS, "engine", "policy"),
+    "config": _RUN,
+    "replay": _RUN,
+    "validate": (),
     "predict": ("model", "machine", *_PARTS, "engine", "placement", "usage"),
 }
 """Groups by the file in ``conf/`` that has them."""

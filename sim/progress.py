@@ -45,18 +45,19 @@ class SweepProgress(Callback):
 
 
 @contextmanager
-def step_bar(title: str) -> Iterator[Callable[[int | None], Callable[[], None]] | None]:
+def step_bar(title: str) -> Iterator[Callable[..., Callable[[], None]] | None]:
     """Show the steps of a single run under ``title``; yields None where stderr is no terminal.
 
-    What it yields otherwise is told the number of steps, None if that is not known beforehand.
+    What it yields otherwise is told the number of steps, None if that is not known beforehand, and
+    another title where several things are counted one after another.
     """
     if not sys.stderr.isatty():
         yield None
         return
     with _bar() as bar:
 
-        def watch(num_steps: int | None) -> Callable[[], None]:
-            task = bar.add_task(title, total=num_steps, note="")
+        def watch(num_steps: int | None, name: str = title) -> Callable[[], None]:
+            task = bar.add_task(name, total=num_steps, note="")
             return lambda: bar.advance(task)
 
         yield watch

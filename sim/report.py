@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sim.labels import Row, device, origin, value, varying
+from sim.labels import Row, device, how, origin, value, varying
 from sim.league import league
 from sim.metrics import LANES, STALLS
 from sim.perfetto import TIMELINE
@@ -21,11 +21,11 @@ from sim.report_quality import LEGEND, QUALITY, WHEN, ledger_lines
 from sim.report_roofline import print_roofline
 
 
-def print_run(summary: Row, folder: Path) -> None:
-    """Print one run's figures and its folder, the folder last."""
+def print_run(summary: Row, folder: Path, more: Sequence[Any] = ()) -> None:
+    """Print one run's figures, ``more`` lines and tables, and its folder, the folder last."""
     console = _console()
     _print_table(console, [summary])
-    for line in _details(summary):
+    for line in (*_details(summary), *more):
         console.print(line, highlight=False)
     if summary.get("what_if"):
         console.print(_what_if_table(summary))
@@ -212,7 +212,7 @@ def _details(row: Row) -> list[str]:
     refused = f" ({row['refused']} more refused: they never fit)" if row["refused"] else ""
     lines = [
         f"{served} request{'s' * (served != 1)}{refused}, {row['prompt_tokens']} prompt and "
-        f"{row['output_tokens']} output tokens in {row['total_ns'] / 1e9:.3f} s simulated; "
+        f"{row['output_tokens']} output tokens in {row['total_ns'] / 1e9:.3f} s {how(row)}; "
         f"TTFT p50 {'-' if ttft is None else f'{ttft / 1e6:.1f} ms'}; {device(row)} memory used "
         f"{row['gpu_bytes'] / 1e9:.2f} GB, {row['cache_bytes'] / 1e9:.2f} GB of it expert cache.",
     ]

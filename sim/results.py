@@ -37,7 +37,8 @@ LEDGER = "ledger.parquet"
 EVENTS = "events.parquet"
 COUNTERS = "counters.parquet"
 
-_UNFINISHED = ".tmp-"
+UNFINISHED = ".tmp-"
+"""How a file is called that is not whole yet, or not to last; then comes the number of the process."""
 _EVENT_ROWS = 1 << 16  # a Parquet writer holds some kilobytes a block until the end: few and large
 
 
@@ -219,13 +220,13 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 def _partial(path: Path) -> Path:
     """Return the name of a file that is not whole yet: it tells which process writes it."""
-    return path.with_name(f"{_UNFINISHED}{os.getpid()}-{path.name}")
+    return path.with_name(f"{UNFINISHED}{os.getpid()}-{path.name}")
 
 
 def _clear_leftovers(folder: Path) -> None:
     """Take away what a killed process left unfinished."""
-    for file in folder.glob(f"{_UNFINISHED}*"):
-        number = file.name.removeprefix(_UNFINISHED).partition("-")[0]
+    for file in folder.glob(f"{UNFINISHED}*"):
+        number = file.name.removeprefix(UNFINISHED).partition("-")[0]
         if number.isdigit() and not _is_alive(int(number)):
             file.unlink(missing_ok=True)
 

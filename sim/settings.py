@@ -54,7 +54,9 @@ def _is_names(value: Any) -> bool:
     return isinstance(value, list) and len(value) > 0 and all(_is_text(name) for name in value)
 
 
-def _at_least(least: int) -> Rule:
+def at_least(least: int) -> Rule:
+    """Return the rule of a whole number."""
+
     def is_good(value: Any) -> bool:
         return is_whole(value) and least <= value <= _LARGEST_COUNT
 
@@ -71,12 +73,14 @@ def _bytes(least: int) -> Rule:
     return is_good, f"must be a whole number of bytes >= {least}, at most 1e18"
 
 
-def _or_null(rule: Rule) -> Rule:
+def or_null(rule: Rule) -> Rule:
+    """Return a rule that null keeps too."""
     is_good, words = rule
     return (lambda value: value is None or is_good(value), f"{words}, or null")
 
 
-def _one_of(*names: str) -> Rule:
+def one_of(*names: str) -> Rule:
+    """Return the rule of a choice."""
     listed = ", ".join(map(repr, names[:-1]))
     return (lambda value: value in names), f"must be {listed} or {names[-1]!r}"
 
@@ -85,8 +89,8 @@ def _is_ratio(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
-_TEXT: Rule = (_is_text, "must be a text that is not empty")
-_SWITCH: Rule = (lambda value: isinstance(value, bool), "must be true or false")
+TEXT: Rule = (_is_text, "must be a text that is not empty")
+SWITCH: Rule = (lambda value: isinstance(value, bool), "must be true or false")
 _SPAN: Rule = (_is_span, "must be [first, last + 1], where last + 1 may be null")
 _WINDOW: Rule = (
     _is_window,
@@ -100,10 +104,11 @@ OPTIONAL_ROLES = (
 )
 """The parts a policy may do without."""
 OPTIONAL_SETTINGS: dict[str, Rule] = {
-    "group_layers": _or_null(_at_least(1)),
-    "insert_cap": _or_null(_at_least(0)),
-    "low": _or_null(_GROUP),
-    "prefetch_limit": _or_null(_at_least(0)),
+    "group_layers": or_null(at_least(1)),
+    "insert_cap": or_null(at_least(0)),
+    "low": or_null(_GROUP),
+    "plan_ns": or_null(at_least(0)),
+    "prefetch_limit": or_null(at_least(0)),
 }
 """The settings a policy may do without."""
 LOW_SETTINGS: dict[str, Rule] = {
@@ -112,53 +117,53 @@ LOW_SETTINGS: dict[str, Rule] = {
 }
 """What policy.low must have: bits a weight of low-precision copies, and their share of cache bytes."""
 SETTINGS: dict[str, dict[str, Rule]] = {
-    "trace": {"name": _TEXT, "path": _TEXT},
+    "trace": {"name": TEXT, "path": TEXT},
     "policy": {
-        "name": _TEXT,
-        "scope": _one_of("layer", "group", "global"),
+        "name": TEXT,
+        "scope": one_of("layer", "group", "global"),
         **dict.fromkeys(("cache", *OPTIONAL_ROLES), _GROUP),
         **OPTIONAL_SETTINGS,
     },
     "cache": {
         "ratio": (_is_ratio, "must be a number in [0, 1]"),
-        "bytes": _or_null(_bytes(0)),
-        "kv_bytes": _or_null(_bytes(1)),
-        "joint_bytes": _or_null(_bytes(1)),
-        "host_bytes": _or_null(_bytes(1)),
-        "staging_slots": _or_null(_at_least(1)),
-        "prefetch_limit": _at_least(0),
+        "bytes": or_null(_bytes(0)),
+        "kv_bytes": or_null(_bytes(1)),
+        "joint_bytes": or_null(_bytes(1)),
+        "host_bytes": or_null(_bytes(1)),
+        "staging_slots": or_null(at_least(1)),
+        "prefetch_limit": at_least(0),
     },
     "workload": {
-        "batch_size": _at_least(1),
-        "waiting": _or_null(_at_least(1)),
-        "max_wait_steps": _or_null(_at_least(0)),
-        "requests": _or_null(_SPAN),
-        "prefill_chunk": _or_null(_at_least(1)),
-        "mixed": _SWITCH,
+        "batch_size": at_least(1),
+        "waiting": or_null(at_least(1)),
+        "max_wait_steps": or_null(at_least(0)),
+        "requests": or_null(_SPAN),
+        "prefill_chunk": or_null(at_least(1)),
+        "mixed": SWITCH,
         "arrivals": (_is_text, "must be 'closed', 'poisson' or a file of arrival times"),
-        "rate_per_s": _or_null((_is_positive, "must be a number > 0")),
-        "seed": _at_least(0),
-        "length": _or_null((_is_length, "must be [prompt, output] tokens, whole numbers >= 1")),
-        "cut": _SWITCH,
-        "repeat": _at_least(1),
-        "kv_limit_tokens": _or_null(_at_least(1)),
-        "expert_order": _one_of("router", "index", "tokens"),
-        "warm_up": _or_null(_SPAN),
+        "rate_per_s": or_null((_is_positive, "must be a number > 0")),
+        "seed": at_least(0),
+        "length": or_null((_is_length, "must be [prompt, output] tokens, whole numbers >= 1")),
+        "cut": SWITCH,
+        "repeat": at_least(1),
+        "kv_limit_tokens": or_null(at_least(1)),
+        "expert_order": one_of("router", "index", "tokens"),
+        "warm_up": or_null(_SPAN),
     },
     "calibration": {
-        "trace": _or_null(_TEXT),
-        "requests": _or_null(_SPAN),
-        "allow_overlap": _SWITCH,
+        "trace": or_null(TEXT),
+        "requests": or_null(_SPAN),
+        "allow_overlap": SWITCH,
     },
     "output": {
-        "events": _SWITCH,
-        "belady": _SWITCH,
-        "perfetto": _or_null(_WINDOW),
-        "what_if": _SWITCH,
-        "roofline": _SWITCH,
-        "sequential": _SWITCH,
-        "baseline": _or_null(_TEXT),
-        "highlight": _or_null((_is_names, "must be a list of names of policies")),
+        "events": SWITCH,
+        "belady": SWITCH,
+        "perfetto": or_null(_WINDOW),
+        "what_if": SWITCH,
+        "roofline": SWITCH,
+        "sequential": SWITCH,
+        "baseline": or_null(TEXT),
+        "highlight": or_null((_is_names, "must be a list of names of policies")),
     },
 }
 SINGLE: dict[str, Rule] = {"model": _GROUP, "machine": _GROUP, "engine": _GROUP, "estimate": _GROUP}
@@ -170,15 +175,18 @@ def check_settings(config: Mapping[str, Any]) -> None:
     for name, rule in SINGLE.items():
         _check(name, config[name], rule)
     for group, rules in SETTINGS.items():
-        _check(group, config[group], _GROUP)
-        _check_keys(config[group], rules, f"{group}.")
-        for key, value in config[group].items():
-            _check(f"{group}.{key}", value, rules[key])
+        check_group(group, config[group], rules)
     low = config["policy"].get("low")
     if low is not None:
-        _check_keys(low, LOW_SETTINGS, "policy.low.")
-        for key, value in low.items():
-            _check(f"policy.low.{key}", value, LOW_SETTINGS[key])
+        check_group("policy.low", low, LOW_SETTINGS)
+
+
+def check_group(name: str, found: Any, rules: Mapping[str, Rule]) -> None:
+    """Raise ConfigError for the first setting of a group that is unknown, missing or of the wrong kind."""
+    _check(name, found, _GROUP)
+    _check_keys(found, rules, f"{name}.")
+    for key, value in found.items():
+        _check(f"{name}.{key}", value, rules[key])
 
 
 def _check_keys(found: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> None:

@@ -40,7 +40,7 @@ def simulate(
     scenario = build(config)
     if config["output"]["roofline"]:
         scenario.costs = CountingCosts(scenario.costs, scenario.offloader.residency.keys)
-    provenance = _provenance(config, scenario)
+    provenance = provenance_of(config, scenario)
     record_events = config["output"]["events"] or config["output"]["perfetto"] is not None
     num_layers, num_experts = scenario.workload.num_layers, scenario.workload.num_experts
     totals, lossy = Totals(), scenario.offloader.policies.lossy
@@ -58,11 +58,11 @@ def simulate(
         shape = num_experts, record_events, num_layers, lossy
         with streamed_tables(folder, totals, provenance, *shape) as tables:
             _run(config, scenario, tables, watch)
-    metrics = _metrics(config, scenario, totals, tables)
+    metrics = metrics_of(config, scenario, totals, tables)
     if isinstance(scenario.costs, CountingCosts):
         found = roofline_of_run(config, scenario, tables, metrics, scenario.costs)
         metrics["roofline"] = summary_rows(found)
-    return {**_choices(config, scenario), **metrics, "provenance": provenance}, tables
+    return {**choices_of(config, scenario), **metrics, "provenance": provenance}, tables
 
 
 def _run(
@@ -78,7 +78,7 @@ def _run(
     Timeline(*parts, tables=tables, on_step=on_step, on_plan=on_plan).run()
 
 
-def _metrics(
+def metrics_of(
     config: Mapping[str, Any], scenario: Scenario, totals: Totals, tables: RunTables
 ) -> dict[str, Any]:
     """Return the columns that say what came of a run."""
@@ -136,7 +136,7 @@ def _notes(scenario: Scenario) -> list[str]:
     return notes
 
 
-def _choices(config: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
+def choices_of(config: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
     """Return the columns that say what was run."""
     budget, policies = scenario.budget, scenario.offloader.policies
     return {
@@ -161,7 +161,7 @@ def _choices(config: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def _provenance(config: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
+def provenance_of(config: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
     """Return where the numbers come from: the trace's origin, how it was priced, and digests."""
     meta, calibration = scenario.workload.trace.meta, scenario.calibration
     return {

@@ -200,15 +200,18 @@ class Timeline:
         attention = info.num_tokens, info.kv_tokens, info.attention_pairs
         dense_ns = self._costs.dense_ns(*attention)
         hops_ns, window, waited_ns = self._hops_ns, self._window, 0
+        plan_ns = self._hardware.plan_ns
         if window is not None:
             dense_ns += window.predict_ns
         for routing in self._workload.routings(step):
             hop_ns = hops_ns[routing.layer]
             if layer.is_quiet:
-                clock.jump(max(layer.settle(), clock.now) + dense_ns)
+                clock.jump(max(layer.settle(), clock.now) + dense_ns + plan_ns)
             else:
-                yield self._after_layer(dense_ns + hop_ns, PLAN)
+                yield self._after_layer(dense_ns + hop_ns + plan_ns, PLAN)
             self._close(info, routing.layer, dense_ns, hop_ns)
+            if plan_ns:
+                self._counter.add_time(0, host_ns=plan_ns)
             if window is not None:
                 waited_ns = yield from window.run()
             self._plan_layer(info, routing, dense_ns, waited_ns)
@@ -231,7 +234,7 @@ class Timeline:
     ) -> None:
         """Plan the layer whose attention and router have ended, and begin to carry it out.
 
-        They ended ``waited_ns`` ago, and a speculative read was on its way until now.
+        They ended ``waited_ns`` and the time to decide ago: a speculative read was on its way until now.
         """
         layer, now_ns = self._layer, self._clock.now
         plan = self._offloader.plan_layer(routing, now_ns)
@@ -244,7 +247,8 @@ class Timeline:
             layer.supply.cancel(plan.cancels)
         layer.begin(info, plan, now_ns)
         if self._log is not None:
-            end_ns, home = now_ns - waited_ns, layer.kernels.home(routing.layer).index
+            home = layer.kernels.home(routing.layer).index
+            end_ns = now_ns - waited_ns - self._hardware.plan_ns
             router_ns = 0 if self._window is None else self._window.router_ns
             begin_ns = end_ns - router_ns - dense_ns
             self._log.layer(info, Kind.DENSE, home, routing.layer, begin_ns, end_ns)

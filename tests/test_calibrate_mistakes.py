@@ -104,7 +104,7 @@ def test_a_parameter_that_is_not_there(tmp_path: Path, name: str, message: str) 
         ("a text", "must be a list of rows"),
         (["text"], "row 1 = text: must be a mapping"),
         ([{"value_ns": 1}], "row 1: must have a kind"),
-        ([{**GOOD[0], "kind": "expert"}], "unknown kind; did you mean 'expert_cpu'"),
+        ([{**GOOD[0], "kind": "expert_cp"}], "unknown kind; did you mean 'expert_cpu'"),
         ([{**GOOD[0], "value_ns": math.nan}], "value_ns = nan: must be a finite number"),
         ([{**GOOD[0], "id": 1}, {**GOOD[1], "id": 1}], "id = 1: must be that of one row only"),
         ([{"model": "qwen3_30b_a3b", "value": "nan"}], "value = nan: must be a number"),

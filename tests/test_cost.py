@@ -313,3 +313,15 @@ def test_no_such_layer(layer: int) -> None:
     ):
         with pytest.raises(ValueError, match=rf"layer = {layer}: must be in \[0, 2\)"):
             ask(layer)
+
+
+def test_measured_gpu_experts_replace_the_formula() -> None:
+    table = ((600, 1, 100), (600, 4, 160), (1200, 1, 300), (1200, 4, 460))
+    model = costs(gpu_expert_table=table)
+    assert [model.expert_gpu_ns(0, tokens, False) for tokens in (0, 1, 3, 4, 8)] == [
+        *(0, 100, 140, 160),
+        320,  # beyond the last in proportion to tokens
+    ]
+    assert model.experts_gpu_ns(0, (1, 4), True) == 100 + 160
+    half = costs(shape(expert_bits=12.0), gpu_expert_table=table)  # 900 bytes: half-way
+    assert half.expert_gpu_ns(0, 1, False) == 200

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sim.hardware import Hardware
 from sim.kv import JointBudget
-from sim.policies.classic import OnDemand
-from sim.types import Phase
+from sim.policies.classic import LRU, OnDemand
+from sim.types import Phase, Service
 from sim.workload import Workload
-from tests.doubles import Preloaded, ScriptedPrefetch, SplitTokens
+from tests.doubles import Preloaded, ScriptedPlacement, ScriptedPrefetch, SplitTokens
 from tests.hand import EVERY_KEY, ByteCosts, GroupedCosts, HandRun, play
 from tests.strategies import Token, make_trace, only
 
@@ -265,3 +266,59 @@ def test_kv_takes_queued_prefetches_first_and_then_what_the_policy_chooses() -> 
 
 def test_prefetches_that_kv_takes_are_counted_as_cancelled() -> None:
     assert [step["cancels"] for step in grow_with_prefetches_queued().steps()] == [0, 1, 0]
+
+
+# -- decisions that take time -----------------------------------------------------------------------
+
+
+def test_what_deciding_takes_comes_between_routing_and_experts_and_is_the_hosts() -> None:
+    done = play([PLAIN], only(Preloaded(EVERY_KEY)), hardware=Hardware(plan_ns=4))
+    assert done.lines() == [
+        "0 5 GPU DENSE 0 -1",
+        "9 19 GPU EXPERT 0 0",
+        "19 24 GPU DENSE 1 -1",
+        "28 38 GPU EXPERT 1 0",
+        "38 41 GPU STEP -1 -1",
+    ]
+    assert done.stalls() == {"host": 8}
+
+
+def test_copies_are_asked_for_when_it_is_decided() -> None:
+    done = play([PLAIN], only(LRU()), hardware=Hardware(plan_ns=4))
+    assert done.of_lane("H2D") == ["9 109 LOAD 0 0", "128 228 LOAD 1 0"]
+    assert done.stalls() == {"link": 200, "host": 8}
+
+
+# -- kernels beside CPU experts ---------------------------------------------------------------------
+
+
+def beside(kept_ratio: float, hits: int) -> HandRun:
+    """Run one layer's expert 0 on the CPU (100 ns) beside ``hits`` experts that are on the GPU."""
+    token: Token = [list(range(1 + hits)), []]
+    preloaded = Preloaded([1, 2, 3][:hits])
+    placement = ScriptedPlacement({0: Service.CPU})
+    hardware = Hardware(rate_beside_cpu_ratio=kept_ratio)
+    return play([token], only(preloaded, placement=placement), ByteCosts(gpu=40), hardware)
+
+
+def test_kernels_are_slower_until_the_cpu_has_ended() -> None:
+    # Half the rate from 5 to 105: 50 of the 120 ns of kernels are done by then, 70 are left.
+    done = beside(0.5, hits=3)
+    assert done.of_lane("CPU") == ["5 105 EXPERT 0 0"]
+    assert done.of_lane("GPU")[:5] == [
+        "0 5 DENSE 0 -1",
+        "5 61 EXPERT 0 1",
+        "61 118 EXPERT 0 2",
+        "118 175 EXPERT 0 3",
+        "175 180 DENSE 1 -1",
+    ]
+
+
+def test_kernels_that_end_before_the_cpu_are_slower_all_along() -> None:
+    done = beside(0.5, hits=1)
+    assert done.of_lane("GPU")[1] == "5 85 EXPERT 0 1"
+    assert done.stalls() == {"cpu": 20}
+
+
+def test_kernels_of_a_card_do_not_mind_the_cpu() -> None:
+    assert beside(1.0, hits=1).of_lane("GPU")[1] == "5 45 EXPERT 0 1"

@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 
+from hwmodels.bench_kinds import KINDS
 from hwmodels.engine import Engine
 from hwmodels.errors import HardwareError
 from hwmodels.machine import Machine
-from hwmodels.microbench import COLUMNS, Measurement, expert_table, storage_curve
+from hwmodels.microbench import (
+    COLUMNS,
+    Measurement,
+    expert_table,
+    gpu_expert_table,
+    storage_curve,
+)
 from sim.cases import compose_case
 
 
@@ -64,6 +71,10 @@ def parts() -> tuple[Machine, Engine]:
             2_048_000_000 / 1000,
         ),
         ({"kind": "handover"}, 41_000),
+        # eight launches, gather and scatter among them; 50 MB at 1 TB/s
+        ({"kind": "expert_gpu", "num_bytes": 50_000_000, "bits": 16}, 8000 + 50_000),
+        # what runs beside it is not the formulas' business
+        ({"kind": "copy", "num_bytes": 10**6, "beside": "kernels"}, 10_000 + 40_000),
         ({"kind": "gemv", "num_bytes": 50_000_000}, 1000 + 50_000),
         ({"kind": "gemv", "num_bytes": 1000}, 1000 + 2000),
         # 4096^3 x 2 = 137.4 GF at 100 TF/s
@@ -92,10 +103,51 @@ def test_predictions_by_hand(
 
 def test_a_table_of_experts_does_not_hide_the_formula(parts: tuple[Machine, Engine]) -> None:
     machine, engine = parts
-    table = replace(machine, cpu=replace(machine.cpu, expert_table=((1, 1, 5),)))
-    row = {"kind": "expert_cpu", "num_bytes": 6_400_000, "bits": 4, "threads": 8, "value_ns": 1}
-    measured = Measurement.from_mapping(row, "row 1")
-    assert measured.predict_ns(table, engine) == measured.predict_ns(machine, engine)
+    assert machine.gpu is not None
+    table = replace(
+        machine,
+        cpu=replace(machine.cpu, expert_table=((1, 1, 5),)),
+        gpu=replace(machine.gpu, expert_table=((1, 1, 5),)),
+    )
+    cpu = {"kind": "expert_cpu", "num_bytes": 6_400_000, "bits": 4, "threads": 8, "value_ns": 1}
+    for row in (cpu, {"kind": "gemv", "num_bytes": 6_400_000, "value_ns": 1}):
+        measured = Measurement.from_mapping(row, "row 1")
+        assert measured.predict_ns(table, engine) == measured.predict_ns(machine, engine)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_depends_on_its_own_part_of_the_machine_only(
+    parts: tuple[Machine, Engine], kind: str
+) -> None:
+    machine, engine = parts
+    other = Machine.from_mapping(compose_case(["machine=laptop_pcie3_x8"]).config["machine"])
+    assert other.link is not None
+    others = {
+        "gpu": other.gpu,
+        "link": replace(other.link, copy_issue_ns=7),
+        "cpu": replace(other.cpu, launch_issue_ns=7),
+        "storage": replace(machine.storage, setup_ns=7, curve=((1, 1, 1000),)),  # type: ignore[type-var]
+    }
+    given = {
+        "num_bytes": 10**6,
+        "bits": 16,
+        "threads": 4,
+        "m": 64,
+        "n": 64,
+        "k": 64,
+        "mode": "stream",
+    }
+    given |= {"block_bytes": 65_536, "queue_depth": 1, "kv_tokens": 100, "num_heads": 4}
+    given |= {"num_kv_heads": 4, "head_dim": 64}
+    row = {"kind": kind, **{k: v for k, v in given.items() if k in KINDS[kind].arguments}}
+    measured = Measurement.from_mapping({**row, "value_ns": 1}, "row")
+    before = measured.predict_ns(machine, engine)
+    changed = {
+        part
+        for part, instead in others.items()
+        if measured.predict_ns(replace(machine, **{part: instead}), engine) != before
+    }
+    assert changed == {KINDS[kind].part}
 
 
 def test_texts_as_in_csv_and_plain_values_read_alike() -> None:
@@ -133,8 +185,8 @@ def test_the_error_of_a_mean_falls_with_the_root_of_repeats() -> None:
     [
         ({"value_ns": 1}, "row 7: kind: missing"),
         (
-            {"kind": "expert_gpu", "value_ns": 1},
-            "kind = 'expert_gpu': unknown kind; did you mean 'expert_cpu'",
+            {"kind": "expert_npu", "value_ns": 1},
+            "kind = 'expert_npu': unknown kind; did you mean 'expert_",
         ),
         ({"kind": "zzz", "value_ns": 1}, "unknown kind; known: copy, "),
         ({"kind": "copy", "value_ns": 1}, "num_bytes of kind copy: missing"),
@@ -197,6 +249,17 @@ def test_tables_have_medians_and_only_experts_by_all_threads() -> None:
     rows.append(expert(100, 1, 4, 1))
     assert expert_table(rows, 8) == ((100, 1, 20), (200, 1, 30))
     assert expert_table(rows, 16) == ()
+
+
+def test_a_table_of_the_device_has_experts_that_nothing_ran_beside() -> None:
+    row = {"kind": "expert_gpu", "num_bytes": 100, "bits": 16, "num_tokens": 2}
+    times = [{"value_ns": 30}, {"value_ns": 20}, {"value_ns": 99, "beside": "copies"}]
+    rows = [Measurement.from_mapping({**row, **time}, "row") for time in times]
+    assert gpu_expert_table(rows) == ((100, 2, 25),)
+    with pytest.raises(
+        HardwareError, match="beside = 'copy': must be nothing or kernels or copies"
+    ):
+        Measurement.from_mapping({**row, "value_ns": 1, "beside": "copy"}, "row")
 
 
 def test_a_storage_curve_is_rates_in_order() -> None:

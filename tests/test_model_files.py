@@ -61,7 +61,7 @@ def model(name: str, **changes: Any) -> ModelShape:
 
 
 def test_there_are_files() -> None:
-    assert set(MODELS) == {*PUBLISHED, "tiny"}
+    assert set(MODELS) == {*PUBLISHED, "tiny", "replay_moe"}
 
 
 @pytest.mark.parametrize("name", MODELS)

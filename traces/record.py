@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from traces.record_hooks import RouterRecorder
+from traces.record_hooks import ForwardRecord, MoeLayer, RouterRecorder
 from traces.record_meta import build_meta
 from traces.record_rows import Annotation, DroppedRows, Request, assemble, join_records
 from traces.schema import Trace, TraceError, TraceMeta, concat
@@ -30,6 +30,10 @@ __all__ = [
     "DroppedRows",
     "Generation",
     "RouterRecorder",
+    "check_prompts",
+    "eos_tokens",
+    "generate_batch",
+    "header",
     "record_batches",
     "record_generate",
 ]
@@ -154,20 +158,21 @@ def record_batches(
     what was computed but not recorded. Other arguments as in ``record_generate``.
     """
     generation, annotation = generation or Generation(), annotation or Annotation()
-    _check_prompts(model, prompts, generation.max_new_tokens)
-    generation = replace(generation, eos=_eos(model, generation.eos))
+    check_prompts(model, prompts, generation.max_new_tokens)
+    generation = replace(generation, eos=eos_tokens(model, generation.eos))
     meta = _describe(model, prompts[0], generation, annotation, described)
     dropped = dropped if dropped is not None else DroppedRows()
     with RouterRecorder(model, logits=logits, gates_ahead=gates_ahead) as recorder:
         for first in range(0, len(prompts), generation.batch_size):
             batch = prompts[first : first + generation.batch_size]
-            requests = _generate(model, batch, first, generation)
+            requests = generate_batch(model, batch, first, generation)
             rows = join_records(recorder.take())
             dropped.padding = recorder.num_padding_rows
             yield assemble(meta, rows, requests, annotation, dropped)
 
 
-def _check_prompts(model: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+def check_prompts(model: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+    """Raise TraceError for prompts that the model cannot be given."""
     if not prompts:
         raise TraceError("prompts are empty: at least one is needed")
     config = model.config.get_text_config(decoder=True)
@@ -186,7 +191,7 @@ def _check_prompts(model: Any, prompts: Sequence[Sequence[int]], max_new_tokens:
             raise TraceError(f"prompt {index} has ids outside 0..{config.vocab_size - 1}")
 
 
-def _eos(model: Any, eos: Sequence[int] | None) -> tuple[int, ...]:
+def eos_tokens(model: Any, eos: Sequence[int] | None) -> tuple[int, ...]:
     """Return the ids that end a sequence: the given ones, or the model's own."""
     if eos is None:
         config = getattr(model, "generation_config", None)
@@ -208,6 +213,18 @@ def _describe(
     with RouterRecorder(model, logits=True, gates_ahead=0) as probe, torch.no_grad():
         model(input_ids=ids, use_cache=False)
         (record,) = probe.take()
+    return header(model, probe.layers, record, generation, annotation, described)
+
+
+def header(
+    model: Any,
+    layers: Sequence[MoeLayer],
+    probe: ForwardRecord,
+    generation: Generation,
+    annotation: Annotation,
+    described: Mapping[str, Any],
+) -> TraceMeta:
+    """Return the header of a trace; ``probe`` is one record with logits, ``described`` as elsewhere."""
     sampling = {
         "max_new_tokens": generation.max_new_tokens,
         "temperature": generation.temperature,
@@ -220,8 +237,8 @@ def _describe(
     }
     return build_meta(
         model,
-        probe.layers,
-        record,
+        layers,
+        probe,
         seed=generation.seed,
         sampling=sampling,
         stage_names=annotation.stage_names,
@@ -229,7 +246,7 @@ def _describe(
     )
 
 
-def _generate(
+def generate_batch(
     model: Any, prompts: Sequence[Sequence[int]], first: int, generation: Generation
 ) -> list[Request]:
     """Generate from one batch; return each request cut after its first end token."""
