@@ -65,6 +65,11 @@ _COMMANDS = {
 }
 
 
+_WITH_WEIGHTS = ("torch", "transformers", "safetensors")
+"""What commands with real weights need, and the others do not."""
+_INSTALL = "pip install -c constraints.txt -e '.[torch]'"
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a subcommand and return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -113,7 +118,14 @@ def _run(arguments: list[str]) -> int:
     if os.getcwd() not in sys.path:  # a user's policies lie there; last, so as to hide nothing
         sys.path.append(os.getcwd())
     command: Callable[[list[str]], int] = import_module(_COMMANDS[name][0]).main
-    return command(rest)
+    try:
+        return command(rest)
+    except ModuleNotFoundError as error:
+        if error.name not in _WITH_WEIGHTS:
+            raise
+        told = f"{error.name} is not installed; pip install 'greenroom[torch]', in a checkout: {_INSTALL}"
+        print(f"greenroom {name}: error: {told}", file=sys.stderr)
+        return 2
 
 
 def _help() -> str:

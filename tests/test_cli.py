@@ -305,3 +305,16 @@ def test_a_users_own_policy_needs_no_fork(tmp_path: Path, small_trace_file: Path
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "mine" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["generate", "replay", "measure", "validate"])
+def test_commands_with_weights_say_how_to_get_torch(command: str) -> None:
+    code = (
+        "import sys; sys.modules.update(torch=None, transformers=None); "
+        f"from sim.cli import main; sys.exit(main([{command!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "torch" in done.stderr
+    assert "pip install" in done.stderr
+    assert "Traceback" not in done.stderr
