@@ -6,17 +6,19 @@ torch and transformers are imported only when a run starts, so ``--help`` is qui
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from real.result_folder import result_folder
 from sim.mistakes import complain
 from sim.own_options import add_config_dirs, check_folders
 from sim.settings import did_you_mean
 from sim.types import ConfigError
+from traces.schema import GATE_COLUMNS
 
 if TYPE_CHECKING:
     from real.live_model import LiveSubject
@@ -28,6 +30,10 @@ DEFAULT_REQUESTS = 4
 LARGEST_CHECKED_BYTES = 1_000_000_000
 """Models up to this size are compared with the unmodified one unless --no-check is given."""
 _TIERS = ("ram", "storage")
+_LARGEST_SEED = 2**63 - 1
+_MOST_BYTES = 1e14
+"""Of memory: well below what the machine of a live run's policies is taken to have."""
+_MOST_AHEAD = len(GATE_COLUMNS)
 _EPILOG = """examples:
   greenroom generate policy=saem cache.ratio=0.25
   greenroom generate --tier storage --memory 1.5e6 --batch-size 4 policy=lru
@@ -90,7 +96,6 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--gates-ahead",
         type=int,
-        default=1,
         metavar="N",
         help="with what later gates guess (default: 1)",
     )
@@ -108,26 +113,45 @@ def _check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')} = {value}: must be >= 1")
+    if not 0 <= options.seed <= _LARGEST_SEED:
+        raise ConfigError(f"--seed = {options.seed}: must be in [0, 2^63 - 1]")
     if options.tier not in _TIERS:
         hint = did_you_mean(options.tier, _TIERS)
         raise ConfigError(f"--tier = {options.tier}: must be ram or storage{hint}")
     if options.store is not None and options.tier != "storage":
         raise ConfigError(f"--store = {options.store}: must be left out without --tier storage")
-    if options.temperature is not None and (not options.sample or not options.temperature > 0):
-        raise ConfigError(f"--temperature = {options.temperature}: must be > 0, and needs --sample")
+    if options.temperature is not None and (
+        not options.sample or not 0 < options.temperature < math.inf
+    ):
+        raise ConfigError(
+            f"--temperature = {options.temperature}: must be > 0 and finite, and needs --sample"
+        )
     if options.prompts is not None and not options.prompts.is_file():
         raise ConfigError(f"--prompts = {options.prompts}: no such file")
     if options.model != "tiny" and not Path(options.model).exists():
         raise ConfigError(
             f"--model = {options.model}: must be 'tiny', a folder or a .json file that exists"
         )
-    if options.record is not None and options.record.suffix != ".parquet":
-        raise ConfigError(f"--record = {options.record}: must end in .parquet")
+    _check_trace(options)
     for flag, path in (("--record", options.record), ("--store", options.store)):
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"{flag} = {path}: no such folder: {path.absolute().parent}")
     options.memory = _bytes(options.memory)
     check_folders(options.config_dirs)
+
+
+def _check_trace(options: argparse.Namespace) -> None:
+    """Refuse what is wrong with the trace to write, and what is asked of one that is not written."""
+    if options.record is not None and options.record.suffix != ".parquet":
+        raise ConfigError(f"--record = {options.record}: must end in .parquet")
+    ahead = options.gates_ahead
+    if ahead is not None and not 0 <= ahead <= _MOST_AHEAD:
+        raise ConfigError(f"--gates-ahead = {ahead}: must be in [0, {_MOST_AHEAD}]")
+    for name in ("logits", "gates_ahead", "licence"):
+        value = getattr(options, name)
+        if options.record is None and value not in (None, False):
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag}: is of the trace; must be left out without --record")
 
 
 def _bytes(text: str | None) -> int | None:
@@ -138,8 +162,10 @@ def _bytes(text: str | None) -> int | None:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 1 <= value < 1e18 or value != int(value):
-        raise ConfigError(f"--memory = {text}: must be a whole number of bytes >= 1, as 4e9")
+    if not 1 <= value <= _MOST_BYTES or value != int(value):
+        raise ConfigError(
+            f"--memory = {text}: must be a whole number of bytes >= 1, as 4e9, at most {_MOST_BYTES:g}"
+        )
     return int(value)
 
 
@@ -150,12 +176,15 @@ def _run(options: argparse.Namespace) -> int:
     from real.device import open_device
     from real.generate_report import print_result, print_texts
     from real.live_run import LiveRun
+    from real.replay_run import use_threads
 
+    if options.threads is not None:
+        use_threads("--threads", options.threads)
     config = live_build.compose_live(options.overrides, options.config_dirs)
     device = open_device(options.device)
     subject, live_options = _prepare(options)
-    folder = options.out or Path("outputs", f"{datetime.now():%Y-%m-%d/%H-%M-%S.%f}")
     with (
+        result_folder(options.out) as folder,
         device.faults(),
         LiveRun(subject, config, live_options, device, _store_progress) as run,
     ):
@@ -174,15 +203,11 @@ def _import() -> None:
 
 def _prepare(options: argparse.Namespace) -> tuple[LiveSubject, LiveOptions]:
     """Load the model, and say how it is to be run."""
-    import torch
-
     from real.live_model import load_live
     from real.live_options import LiveOptions
     from real.rig import Tier
     from traces.record import Generation
 
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
     if options.requests is None and options.prompts is None:
         options.requests = DEFAULT_REQUESTS
     check = _is_small(options) if options.check is None else options.check
@@ -205,7 +230,7 @@ def _prepare(options: argparse.Namespace) -> tuple[LiveSubject, LiveOptions]:
         options.memory,
         options.record,
         options.logits,
-        options.gates_ahead,
+        1 if options.gates_ahead is None else options.gates_ahead,
         check,
     )
 

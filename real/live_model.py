@@ -27,6 +27,7 @@ from traces.tiny import CHECKPOINT_DIR
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _LONGEST_REASON = 200
+_GROUPED_BYTES = 16
 JUDGING_SEED = 5000
 """Of the held-out problems that perplexity is told of: others than those a run is asked by default."""
 MOST_TEXTS = 8
@@ -113,6 +114,7 @@ def load_live(options: argparse.Namespace, whole: bool) -> LiveSubject:
         if options.model != "tiny" and path.is_dir() and not whole:
             return _lean(options, path)
         subject = load_subject(options)
+    _one_by_one_if_odd(subject.model)
     experts = find_experts(subject.model)
     source = ModuleExperts([layer.experts for layer in experts.layers])
     return LiveSubject(subject, experts, source, True, options.model == "tiny")
@@ -139,10 +141,26 @@ def _lean(options: argparse.Namespace, path: Path) -> LiveSubject:
     }
     annotation = Annotation(piece=lambda token: str(tokenizer.decode([token])))
     subject = Subject(model, prompts, annotation, described, 0.0, 256)
+    _one_by_one_if_odd(model)
     experts = find_experts(model)
     source = CheckpointExperts(path, _DTYPES[model.dtype])
     _check_same(path, experts, source)
     return LiveSubject(subject, experts, source, False, False)
+
+
+def _one_by_one_if_odd(model: Any) -> None:
+    """Let a model compute its experts one by one if torch's grouped product refuses the shape of theirs.
+
+    That wants rows of whole 16 bytes, which every model in use has.
+    """
+    rows_bytes = [
+        parameter.shape[-1] * parameter.itemsize
+        for layer in find_experts(model).layers
+        for parameter in layer.experts.parameters(recurse=False)
+        if parameter.dim() == 3
+    ]
+    if any(row_bytes % _GROUPED_BYTES for row_bytes in rows_bytes):
+        model.set_experts_implementation("eager")
 
 
 def load_without_experts(path: Path) -> Any:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from real.result_folder import result_folder
 from sim.mistakes import complain
 from sim.types import ConfigError
 
@@ -40,7 +40,8 @@ def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        _run(options)
+        with result_folder(options.out, make=True) as out:
+            _run(options, out)
     except Exception as error:
         return complain("greenroom measure", error)
     return 0
@@ -54,7 +55,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--out", metavar="DIR", help="where rows and options go (default: outputs/DATE/TIME)")
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where rows and options go (default: outputs/DATE/TIME)",
+    )
     add("--name", default="my_machine", help="of the machine (default: my_machine)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     add("--dtypes", metavar="A,B", help="of experts; the first is that of the machine's own file")
@@ -84,7 +90,7 @@ class _Wanted:
     scratch: Path | None
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace, out: Path) -> None:
     from real.device import open_device
     from real.machine_facts import machine_facts
     from real.measure_kernels import torch_threads
@@ -92,7 +98,7 @@ def _run(options: argparse.Namespace) -> None:
 
     device = open_device(options.device)
     facts = machine_facts(device)
-    wanted = _wanted(options, facts)
+    wanted = _wanted(options, out, facts)
     begun = time.monotonic()
     facts["load"] = _load(facts["cores"])
     with ExitStack() as stack:
@@ -101,6 +107,8 @@ def _run(options: argparse.Namespace) -> None:
         setting = _setting(options, wanted, device, stack)
         told = _told(setting, wanted, stack)
         measured = _measure(options.seed, begun + wanted.seconds, setting, facts, stack)
+    if measured.was_cut and not measured.samples:
+        raise KeyboardInterrupt  # nothing to keep
     if not measured.samples:
         raise ConfigError("nothing was measured: it was stopped before the second round")
     rows = rows_of(measured, wanted.name)
@@ -136,7 +144,7 @@ def _make_machine(rows: Path, wanted: _Wanted) -> None:
 # -- what is asked for -----------------------------------------------------------------------------
 
 
-def _wanted(options: argparse.Namespace, facts: Mapping[str, Any]) -> _Wanted:
+def _wanted(options: argparse.Namespace, out: Path, facts: Mapping[str, Any]) -> _Wanted:
     from real.measure_plan import QUICK_SECONDS, SECONDS
     from sim.calibrate_machine import check_name
 
@@ -146,13 +154,13 @@ def _wanted(options: argparse.Namespace, facts: Mapping[str, Any]) -> _Wanted:
     for flag, value in (("--threads", options.threads), ("--cpu-threads", threads)):
         if not 1 <= value <= cores:
             raise ConfigError(f"{flag} {value}: must be in [1, {cores}], the cores of this machine")
+    if options.seed < 0:
+        raise ConfigError(f"--seed {options.seed}: must be >= 0")
     seconds = options.seconds
     if seconds is None:
         seconds = QUICK_SECONDS if options.quick else SECONDS
     if not 1 <= seconds <= 86_400:
         raise ConfigError(f"--seconds {seconds:g}: must be in [1, 86400]")
-    now = datetime.now()
-    out = Path(options.out or f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}")
     check_name(options.name, out)
     scratch = None if options.scratch is None else Path(options.scratch)
     return _Wanted(out, options.name, seconds, options.threads, threads, scratch)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from datetime import datetime
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from real.result_folder import result_folder
 from sim.mistakes import complain
 from sim.own_options import add_config_dirs
 from sim.types import ConfigError
@@ -45,7 +44,7 @@ def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
     options = _parser().parse_intermixed_args(arguments)
     try:
-        with _folder(options.out) as folder:
+        with result_folder(options.out) as folder:
             _run(options, folder)
     except Exception as error:
         return complain(PROGRAM, error, "replay")
@@ -65,23 +64,6 @@ def _parser() -> argparse.ArgumentParser:
                         "below outputs/)")  # fmt: skip
     add_config_dirs(parser)
     return parser
-
-
-@contextmanager
-def _folder(asked: Path | None) -> Iterator[Path]:
-    """Give the folder of the results; what of it was made here and is empty goes if anything is raised."""
-    now = datetime.now()
-    folder = asked or Path("outputs") / f"{now:%Y-%m-%d}" / f"{now:%H-%M-%S.%f}"
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--out {folder}: must be a folder, and is a file")
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        yield folder
-    except BaseException:
-        for path in made:  # the innermost first
-            with suppress(OSError):
-                path.rmdir()
-        raise
 
 
 def _run(options: argparse.Namespace, folder: Path) -> None:

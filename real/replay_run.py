@@ -24,6 +24,7 @@ from sim.metrics import RunTables, Totals
 from sim.perfetto import check_window
 from sim.results import streamed_tables
 from sim.simulate import Watch, choices_of, metrics_of, provenance_of
+from sim.types import ConfigError
 
 
 def replay(
@@ -161,11 +162,23 @@ def kernel_threads(count: int | None) -> Iterator[None]:
     """Let kernels on the CPU use so many threads; None: as many as they do."""
     before = torch.get_num_threads()
     if count is not None:
-        torch.set_num_threads(count)
+        use_threads("real.threads", count)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def use_threads(name: str, count: int) -> None:
+    """Let kernels on the CPU use so many threads.
+
+    Raises ConfigError, with the setting's ``name``, for more than there are cores: thousands of threads
+    end the process.
+    """
+    cores = num_cores()
+    if not 1 <= count <= cores:
+        raise ConfigError(f"{name} = {count}: must be in [1, {cores}], the cores of this machine")
+    torch.set_num_threads(count)
 
 
 def _measurement(settings: RealSettings, device: Device, store: Store) -> dict[str, Any]:

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from real.result_folder import result_folder
 from sim.mistakes import complain
 from sim.own_options import add_config_dirs
 from sim.types import ConfigError
@@ -39,7 +39,8 @@ def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
     options = _parser().parse_intermixed_args(arguments)
     try:
-        return _run(options)
+        with result_folder(options.out, make=True) as out:
+            return _run(options, out)
     except Exception as error:
         return complain(PROGRAM, error, "validate")
 
@@ -64,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch-sizes", metavar="A,B", help="default: 1,8")
     add("--dtype", help="auto, float32, bfloat16 or float16 (default: auto)")
     add("--scratch", metavar="DIR", help="folder for the file of experts, on storage")
-    add("--out", metavar="DIR", help="where results go (default: outputs/DATE/TIME)")
+    add("--out", type=Path, metavar="DIR", help="where results go (default: outputs/DATE/TIME)")
     add("--measure", action="store_true", help="run `greenroom measure` first, into DIR/measure")
     add_config_dirs(parser)
     return parser
@@ -100,19 +101,10 @@ def _list(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
         raise ConfigError(f"{flag} {text}: must be {what}, by commas") from None
 
 
-def _out(options: argparse.Namespace) -> Path:
-    now = datetime.now()
-    out = Path(options.out or f"outputs/{now:%Y-%m-%d}/{now:%H-%M-%S}")
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"--out {out}: must be a folder, and is a file")
-    return out
-
-
-def _run(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace, out: Path) -> int:
     from real.validate_config import compose_matrix
 
     begun_s = time.monotonic()
-    out = _out(options)
     matrix = compose_matrix(
         *(options.overrides, _given(options)), quick=options.quick, config_dirs=options.config_dirs
     )

@@ -94,6 +94,15 @@ def test_random_weights_from_a_config(config: Path, tmp_path: Path, capsys: Any)
     assert requests["start_ns"][1] >= requests["end_ns"][0]
 
 
+def test_experts_of_odd_sizes_run_and_are_compared(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    odd = {"hidden_size": 24, "intermediate_size": 7, "head_dim": 6, "dtype": "float32"}
+    path.write_text(json.dumps(MIXTRAL | odd), encoding="utf-8")
+    words = ("--model", path, "--requests", 3, "--batch-size", 2, "--max-new-tokens", 4)
+    assert run(*words, "--out", tmp_path / "out", "policy=lru") == 0
+    assert summary(tmp_path / "out")["quality"]["same_texts"] == 3
+
+
 def test_the_bundled_model_solves_as_without_a_policy(tmp_path: Path, capsys: Any) -> None:
     words = ("--requests", 2, "--max-new-tokens", 12, "--batch-size", 2, "--out", tmp_path / "out")
     assert run(*words, "policy=saem") == 0  # learns from the bundled trace
@@ -222,7 +231,8 @@ def test_the_process_stays_far_below_all_experts_with_storage(tmp_path: Path) ->
     assert found["expert_bytes"] > 115e6
     if found["peak_process_bytes"] is None:
         pytest.skip("this system does not say what a process takes")
-    assert found["arena_bytes"] < found["peak_process_bytes"] < found["expert_bytes"]
+    # No lower bound: memory that earlier tests of this process have freed serves again.
+    assert found["peak_process_bytes"] < found["expert_bytes"]
 
 
 def test_lossy_policies_tell_what_they_cost(config: Path, tmp_path: Path, capsys: Any) -> None:
@@ -274,8 +284,17 @@ def test_perplexity_of_the_bundled_model_is_of_held_out_problems(
         ),
         (("--store", "x"), "--store = x: must be left out without --tier storage"),
         (("--memory", "lots"), "--memory = lots: must be a whole number of bytes >= 1, as 4e9"),
-        (("--temperature", 1), "--temperature = 1.0: must be > 0, and needs --sample"),
+        (("--temperature", 1), "--temperature = 1.0: must be > 0 and finite, and needs --sample"),
         (("--model", "nowhere"), "--model = nowhere: must be 'tiny', a folder or a .json file"),
+        (("--memory", "1e17"), "at most 1e+14"),
+        (("--sample", "--temperature", "inf"), "--temperature = inf: must be > 0 and finite"),
+        (("--seed", -1), "--seed = -1: must be in [0, 2^63 - 1]"),
+        (("--seed", 2**63), f"--seed = {2**63}: must be in [0, 2^63 - 1]"),
+        (("--threads", 100_000), "--threads = 100000: must be in [1, "),
+        (("--logits",), "--logits: is of the trace; must be left out without --record"),
+        (("--licence", "x"), "--licence: is of the trace; must be left out"),
+        (("--gates-ahead", 1), "--gates-ahead: is of the trace; must be left out"),
+        (("--record", "x.parquet", "--gates-ahead", 9), "--gates-ahead = 9: must be in [0, 3]"),
         (("--prompts", "nowhere"), "--prompts = nowhere: no such file"),
         (("--record", "x.csv"), "--record = x.csv: must end in .parquet"),
         (("--record", "no/x.parquet"), "--record = no/x.parquet: no such folder"),
@@ -374,4 +393,4 @@ def test_a_failure_leaves_no_results_and_no_trace(
     with pytest.raises(KeyboardInterrupt):
         run(*words, "--record", trace, "--out", out, "--tier", "storage", "policy=lru")
     assert not trace.exists()
-    assert list(out.glob("*")) == []
+    assert not out.exists()

@@ -18,6 +18,7 @@ from hwmodels.microbench import Measurement
 from real import measure_cli, measure_plan
 from real.device import CPUDevice
 from real.machine_facts import machine_facts
+from real.measure import Measured
 from real.measure_rows import ROW_COLUMNS, write_rows
 from sim import cli
 from sim.calibrate import main as calibrate
@@ -248,6 +249,7 @@ def test_a_name_or_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None
         (["--dtypes", "float31"], "--dtypes float31: must be of float32, "),
         (["--threads", "0"], "--threads 0: must be in [1, "),
         (["--cpu-threads", "100000"], "--cpu-threads 100000: must be in [1, "),
+        (["--seed", "-1"], "--seed -1: must be >= 0"),
         (["--seconds", "0"], "--seconds 0: must be in [1, 86400]"),
         (["--name", "rtx4090"], "machine = rtx4090: is the name of an option that comes with"),
         (["--scratch", "nowhere"], "--scratch nowhere: no such folder"),
@@ -263,6 +265,27 @@ def test_a_mistake_is_one_line_and_nothing_is_left(
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith("greenroom measure: error: ")
     assert message in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_the_way_is_told_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "conf").write_text("mine")
+    assert measure_cli.main(["--out", str(tmp_path / "conf"), "--no-storage"]) == 2
+    assert "conf: must be a folder, and is a file" in capsys.readouterr().err
+    assert (tmp_path / "conf").read_text() == "mine"
+
+
+def test_ctrl_c_before_anything_was_kept_is_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = Measured([], {})
+    cut.was_cut = True
+    monkeypatch.setattr(measure_cli, "_measure", lambda *_: cut)
+    given = ["measure", "--out", str(tmp_path / "conf"), "--no-storage", "--device", "cpu"]
+    assert cli.main(given) == 130
+    assert "interrupted" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -205,6 +205,7 @@ def test_reads_that_are_not_direct_are_said_aloud(
         ("real.dtype=bf16", "real.dtype = bf16: must be one of float32, bfloat16"),
         ("+real.tire=1", "real.tire: unknown key; did you mean 'tier'?"),
         ("real.threads=0", "real.threads = 0: must be a whole number >= 1"),
+        ("real.threads=100000", "real.threads = 100000: must be in [1, "),
         ("real.device=gpu", "device = gpu: must be auto, cpu, cuda or cuda:N"),
         ("real.tier=ram real.store=x.bin", "real.store = x.bin: must be null with real.tier = ram"),
         (
