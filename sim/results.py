@@ -76,7 +76,11 @@ class TableFile:
             for name, members in words.items()
         }
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = pq.ParquetWriter(self._partial, self._schema, compression="zstd")
+        try:
+            self._file = pq.ParquetWriter(self._partial, self._schema, compression="zstd")
+        except BaseException:  # a full disk: the file is there, and nobody would take it away
+            self._partial.unlink(missing_ok=True)
+            raise
 
     def write(self, block: Block) -> None:
         """Add a block of rows."""
