@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +72,14 @@ def small_trace_file(tmp_path_factory: pytest.TempPathFactory, small_trace: Trac
     path = tmp_path_factory.mktemp("traces") / "small.parquet"
     write_trace(path, small_trace)
     return path
+
+
+@pytest.fixture
+def heeds_sigint() -> Iterator[None]:
+    """Let SIGINT interrupt, also where the suite runs in the background of a shell that has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

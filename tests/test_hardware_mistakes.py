@@ -18,6 +18,7 @@ def description() -> dict[str, Any]:
 
 EXAMPLES = {
     "gpu.rate_by_bits": [[4.25, 10**11]],
+    "gpu.expert_table": [[10**6, 1, 10**5]],
     "cpu.rate_by_bits": [[2.5, 10**10]],
     "cpu.expert_table": [[10**6, 1, 10**5]],
 }

@@ -179,6 +179,7 @@ def test_an_interrupt_leaves_nothing_behind(
     threading.current_thread() is not threading.main_thread(),
     reason="signals go to the main thread",
 )
+@pytest.mark.usefixtures("heeds_sigint")
 @pytest.mark.parametrize("tier", ["storage", "link"])
 def test_ctrl_c_while_waiting_for_a_copy_leaves_nothing_behind(
     tier: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -240,6 +240,7 @@ def test_an_absent_folder_is_named(tmp_path: Path) -> None:
         time_peer(peer_config(SHAPE), 0, num_tokens=1, batch_size=1, folder=tmp_path / "absent")
 
 
+@pytest.mark.usefixtures("heeds_sigint")
 @pytest.mark.parametrize("moment", ["_own_memory", "drop_pages"])
 def test_ctrl_c_leaves_nothing_behind(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
