@@ -9,7 +9,8 @@ from threading import local
 from torch import Tensor
 
 from real.copies import Carrier, Copy
-from real.device import PAGE_BYTES, Device
+from real.device import Device
+from real.experts import PAGE_BYTES
 from real.store import RAMStore
 from real.store_file import FileStore
 from sim.types import ConfigError

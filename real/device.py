@@ -20,8 +20,6 @@ from real.host_memory import pages
 from sim.settings import did_you_mean
 from sim.types import ConfigError
 
-PAGE_BYTES = 4096
-
 
 def open_device(name: str = "auto") -> Device:
     """Return the device of a name: ``auto`` (CUDA where there is one), ``cpu``, ``cuda`` or ``cuda:N``.

@@ -9,7 +9,7 @@ turn about with the run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,6 @@ def distance_to_limit(
     setting: Setting,
     store: FileStore,
     machine: Mapping[str, Any],
-    on_turn: Callable[[], None] = lambda: None,
 ) -> list[LimitResult]:
     """Time loading on demand from storage, with and without overlap, against the limit of each."""
     settings = {
@@ -116,7 +115,6 @@ def distance_to_limit(
                 for run in runs.values():
                     run.play(setting.turn_steps)
                     probe.run()
-                on_turn()
             rate = probe.bytes_per_s
             return [_result(name, run, rate, setting.batch_size) for name, run in runs.items()]
     finally:

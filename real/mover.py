@@ -52,7 +52,6 @@ class Mover:
         self._at_once = at_once
         self._awaited: set[int] = set()
         self._turns: deque[int] = deque()  # bypasses that wait for a slot
-        self._num_in_turn = 0
         self._held: set[int] = set()
         self._staged: set[int] = set()
 
@@ -116,9 +115,7 @@ class Mover:
         self._turns = deque(plan.bypasses[plan.num_held :])
         for key in plan.bypasses[: plan.num_held]:
             self._stage(key)
-        self._num_in_turn = 0
-        while self._turns and self._num_in_turn < plan.bypass_slots:
-            self._num_in_turn += 1
+        for _ in range(min(len(self._turns), plan.bypass_slots)):
             self._stage(self._turns.popleft())
 
     def _stage(self, key: int) -> None:

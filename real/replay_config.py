@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hwmodels.machine import Machine
-from real.device import PAGE_BYTES, Device, open_device
-from real.experts import DTYPES, ExpertFormat
+from real.device import Device, open_device
+from real.experts import DTYPES, PAGE_BYTES, ExpertFormat
 from real.rig import TIERS, Tier, format_of_model, machine_for, priced
 from sim.composing import compose_config
 from sim.own_options import with_folders

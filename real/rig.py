@@ -7,10 +7,8 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from hwmodels.machine import Machine
 from hwmodels.model_shape import ModelShape
 from hwmodels.units import weight_bytes
 from real.carriers import RAMCarrier, StorageCarrier, ThrottledCarrier
@@ -223,13 +221,3 @@ def _check_sizes(scenario: Scenario, store: Store) -> None:
                 f"the store's experts take {form.slot_bytes} bytes: must be {shape.expert_bytes(bank)}, "
                 "as the model's file prices them"
             )
-
-
-def machine_of(config: Mapping[str, Any]) -> Machine:
-    """Return the machine of a configuration."""
-    return Machine.from_mapping(config["machine"], f"machine/{config['machine'].get('name')}")
-
-
-def open_store(path: Path | str) -> FileStore:
-    """Open a file of experts."""
-    return FileStore(Path(path))

@@ -174,7 +174,6 @@ def setting_of(
         threads,
         turn_steps=_turn_steps(matrix, block.batch_size, output_tokens),
         seed=matrix.seed,
-        config_dirs=matrix.config_dirs,
     )
 
 

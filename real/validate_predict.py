@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from real.observed import Observed, sum_of
+from real.observed import sum_of
 from real.rig import real_scenario
 from real.validate_machine import beliefs, machine_of, python_ns
 from real.validate_runs import Run, Setting, config_of, decode_ns
@@ -181,8 +181,3 @@ def _sum(rows: np.ndarray, name: str) -> int:
 def _mean(rows: np.ndarray, name: str) -> float:
     decoding = rows[rows[:, STEP_COLUMNS.index("phase")] == 1]
     return float(decoding[:, STEP_COLUMNS.index(name)].mean())
-
-
-def seen_by(references: Sequence[Run]) -> Observed:
-    """Return what reference runs showed together."""
-    return sum_of(run.observed for run in references)

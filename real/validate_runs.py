@@ -40,7 +40,6 @@ class Setting:
     threads: int
     turn_steps: int
     seed: int = 0
-    config_dirs: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from real.device import PAGE_BYTES
-from real.experts import ExpertFormat
+from real.experts import PAGE_BYTES, ExpertFormat
 from real.store import RAMStore, StoreShape
 
 _BLOCK_BYTES = 1 << 24
