@@ -69,12 +69,7 @@ def model_values(config: Mapping[str, Any], name: str, where: str) -> dict[str, 
 
     Raises HardwareError, beginning with ``where``, for what is missing or is not understood.
     """
-    if not isinstance(config, Mapping):
-        raise figure_error(where, "(all)", type(config).__name__, "must be a mapping")
-    text = config.get("text_config")
-    has_text = isinstance(text, Mapping) and "num_hidden_layers" in text
-    values = {**config, **text} if has_text and isinstance(text, Mapping) else dict(config)
-    read = Config(values, where)
+    read = _read(config, where)
     attention = attention_of(read)
     return {
         "name": name,
@@ -83,6 +78,16 @@ def model_values(config: Mapping[str, Any], name: str, where: str) -> dict[str, 
         **{field: getattr(attention, field) for field in AttentionShape.__slots__},
         **bits_of(config, read.values, where),
     }
+
+
+def _read(config: Mapping[str, Any], where: str) -> Config:
+    """Return the values of the text model."""
+    if not isinstance(config, Mapping):
+        raise figure_error(where, "(all)", type(config).__name__, "must be a mapping")
+    text = config.get("text_config")
+    has_text = isinstance(text, Mapping) and "num_hidden_layers" in text
+    values = {**config, **text} if has_text and isinstance(text, Mapping) else dict(config)
+    return Config(values, where)
 
 
 def _source(config: Mapping[str, Any], read: Config) -> str:
@@ -96,7 +101,7 @@ def _mlp(read: Config, attention: AttentionShape) -> dict[str, Any]:
     whole = read.model_type in _WHOLE_MLP
     size = read.whole("intermediate_size") if whole else read.whole(*_EXPERT_SIZE)
     num_shared, shared_size = _shared(read, size)
-    num_moe = layers - _num_dense(read, layers)
+    num_moe = len(_moe_layers(read, layers))
     dense = ("intermediate_size_mlp", "dense_intermediate_size", "intermediate_size")
     return {
         "num_moe_layers": num_moe,
@@ -123,23 +128,28 @@ def _shared(read: Config, expert_size: int) -> tuple[int, int]:
     return number, expert_size if number else 0
 
 
-def _num_dense(read: Config, layers: int) -> int:
-    """Return how many layers have a plain MLP in place of experts."""
+def moe_layers(config: Mapping[str, Any], where: str) -> tuple[int, ...]:
+    """Return the absolute indices of the layers that route, ascending; HardwareError for what is missing."""
+    read = _read(config, where)
+    return tuple(_moe_layers(read, read.whole("num_hidden_layers", least=1)))
+
+
+def _moe_layers(read: Config, layers: int) -> list[int]:
     if kinds := read.listed("mlp_layer_types"):
-        return kinds.count("dense")
+        return [index for index, kind in enumerate(kinds) if kind != "dense"]
     if frequency := read.listed("moe_layer_freq"):
-        return sum(1 for value in frequency if not value)
+        return [index for index, value in enumerate(frequency) if value]
     if moe := read.listed("moe_layers"):
-        return layers - len(moe)
+        return sorted(moe)
     if "moe_layer_start_index" in read.values:
-        return layers - len(_ernie_layers(read, layers))
+        return list(_ernie_layers(read, layers))
     if "first_k_dense_replace" in read.values:
-        return min(layers, read.whole("first_k_dense_replace"))
+        return list(range(min(layers, read.whole("first_k_dense_replace")), layers))
     if "interleave_moe_layer_step" in read.values:
-        return layers - layers // max(1, read.whole("interleave_moe_layer_step"))
+        step = max(1, read.whole("interleave_moe_layer_step"))
+        return list(range(step - 1, layers, step))
     step, plain = read.whole("decoder_sparse_step", default=1), read.listed("mlp_only_layers")
-    sparse = [i for i in range(layers) if i not in plain and (i + 1) % max(1, step) == 0]
-    return layers - len(sparse)
+    return [i for i in range(layers) if i not in plain and (i + 1) % max(1, step) == 0]
 
 
 def _ernie_layers(read: Config, layers: int) -> range:

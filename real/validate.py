@@ -44,6 +44,7 @@ from real.validate_result import Played, Silent, Validation, Watch
 from real.validate_runs import Run, Setting, decode_ns, opened, take_turns
 from real.validate_stores import Stores
 from sim.build import load_trace
+from sim.bundled import trace_name
 from sim.types import ConfigError
 
 _LOOK_TURNS = 2
@@ -108,7 +109,7 @@ class _Work:
         asked = {
             "model": config["model"]["name"],
             "engine": config["engine"]["name"],
-            "trace": config["trace"]["name"],
+            "trace": trace_name(config["trace"]),
             "dtype": self._form.dtype,
             "threads": threads,
             "expert_bytes": self._form.slot_bytes,

@@ -18,12 +18,13 @@ from hwmodels.predict import predict
 from hwmodels.usage import Usage
 from sim.advise import Point, short
 from sim.build import load_trace
+from sim.bundled import bundled_trace
 from sim.composing import compose_config
 from sim.counter import STEP_COLUMNS
 from sim.frontier import best_by
 from sim.metrics import RunTables
 from sim.predict_answer import Asked
-from sim.predict_cli import bundled_trace, usage_of_path
+from sim.predict_cli import usage_of_path
 from sim.simulate import simulate
 from sim.types import ConfigError, Phase
 from traces.schema import Trace

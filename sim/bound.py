@@ -10,7 +10,7 @@ from sim.lockstep import run_lockstep
 from sim.metrics import Totals
 from sim.offloader import Offloader
 from sim.policies.base import PolicySet
-from sim.policies.oracle import Belady, NextUse
+from sim.policies.oracle import MOST_CHOICES, Belady, NextUse
 
 
 class Optimum(NamedTuple):
@@ -55,6 +55,10 @@ def yardsticks(
         why_not = "with open arrivals the steps depend on the clock"
     elif scenario.offloader.policies.routing is not None:
         why_not = "this policy changes which experts are used"
+    elif scenario.workload.num_choices > MOST_CHOICES:
+        why_not = (
+            f"it would keep all {scenario.workload.num_choices:.2g} choices of experts in memory"
+        )
     elif output["belady"]:
         best = optimum(scenario, trace_sha256)
     wanted = [name for name in ("belady", "sequential") if output[name]]

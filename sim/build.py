@@ -29,6 +29,8 @@ from sim.warm_up import WarmUp, warm, warm_up_of
 from sim.workload import Workload
 from traces.importers.by_name import read_any
 from traces.schema import Trace, TraceError
+from traces.store import is_trace_file
+from traces.stored import decoded_bytes, open_trace
 
 
 @dataclass(slots=True)
@@ -214,6 +216,10 @@ def _estimate(config: Mapping[str, Any], truth: CostModel) -> CostModel:
     return CostModel(truth.shape, believed_machine, truth.engine)
 
 
+_MOST_BYTES_IN_MEMORY = 256 * 2**20
+"""Size of a trace, decoded, from which its routing is read from the file as the run goes on."""
+
+
 # -- traces ----------------------------------------------------------------------------------------
 
 
@@ -239,7 +245,12 @@ def resolve_path(path: str) -> Path:
 
 @lru_cache(maxsize=2)
 def _read_trace(path: str) -> Trace:
-    """Keep the last traces: the points of a sweep share them, so that nobody may write in them."""
+    """Keep the last traces: the points of a sweep share them, so that nobody may write in them.
+
+    One that is large stays in its file.
+    """
+    if is_trace_file(path) and decoded_bytes(path) > _MOST_BYTES_IN_MEMORY:
+        return open_trace(path)
     trace = read_any(path)
     for name in trace.columns:
         column = getattr(trace, name)

@@ -43,11 +43,12 @@ class Calibration:
 
     def popularity(self) -> NDArray[np.float64]:
         """Uses of each expert, float64[num_layers, num_experts]."""
-        rows = np.concatenate([request.rows for request in self.chosen])
-        ids = self.trace.expert_ids[rows].astype(np.int64)
-        used = ids != NO_EXPERT
-        keys = (ids + np.arange(self.num_layers)[:, None] * self.num_experts)[used]
-        counts = np.bincount(keys, minlength=self.num_layers * self.num_experts)
+        counts = np.zeros(self.num_layers * self.num_experts, dtype=np.int64)
+        for request in self.chosen:  # one by one, for they may be more than memory holds
+            ids = self.trace.expert_ids[request.rows].astype(np.int64)
+            used = ids != NO_EXPERT
+            keys = (ids + np.arange(self.num_layers)[:, None] * self.num_experts)[used]
+            counts += np.bincount(keys, minlength=len(counts))
         return counts.reshape(self.num_layers, self.num_experts).astype(np.float64)
 
     def requests(self) -> Iterator[PastRequest]:

@@ -35,7 +35,7 @@ from sim.policies.base import (
     overriding,
 )
 from sim.policies.history import History
-from sim.policies.oracle import Future, NextUse
+from sim.policies.oracle import MOST_CHOICES, Future, NextUse
 from sim.settings import OPTIONAL_ROLES, did_you_mean
 from sim.stage_replay import stage_uses
 from sim.types import ConfigError, LayerRouting
@@ -163,6 +163,7 @@ class Supply:
         self.predictor: Predictor | None = None
         self.has_low = config["policy"].get("low") is not None
         self.is_open = workload.is_open
+        self.num_choices = workload.num_choices
 
     def get(self, name: str, role: str) -> Any:
         """Return one supply; a generator of random numbers is each role's own."""
@@ -278,6 +279,10 @@ def _check_future(
             f"{where}: {target} must know the future, which workload.arrivals leave to the clock: "
             "must run with workload.arrivals = closed"
         )
+    if asked and supply.num_choices > MOST_CHOICES:
+        rule = f"must be at most {MOST_CHOICES:.0e} (workload.requests)"
+        size = f"{supply.num_choices:.2g} choices of experts in memory"
+        raise ConfigError(f"{where}: {target} keeps {size}: {rule}")
     if asked and where.partition(": ")[2].startswith("former"):
         raise ConfigError(
             f"{where}: {target} takes {asked[0]}, which depends on a former's own choices"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.advise import check_quants
+from sim.bundled import bundled_trace
 from sim.cases import GROUPS, compose_case
 from sim.interval import read_errors
 from sim.machine_options import PARTS
@@ -184,18 +185,6 @@ def usage_of_path(path: str, name: str) -> dict[str, Any]:
     if path not in _usages:
         _usages[path] = usage_of(load_trace(path), f"trace {name}")
     return _usages[path]
-
-
-def bundled_trace(name: str) -> str | None:
-    """Return the path behind an option of the group ``trace``; None if there is no such option."""
-    from importlib import resources
-
-    import yaml
-
-    file = resources.files("conf") / "trace" / f"{name}.yaml"
-    if not name.isidentifier() or not file.is_file():
-        return None
-    return str(yaml.safe_load(file.read_text(encoding="utf-8"))["path"])
 
 
 def combinations(overrides: Sequence[str]) -> Iterator[tuple[str, ...]]:

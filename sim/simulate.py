@@ -14,6 +14,7 @@ from typing import Any
 from sim.arrivals import CLOSED, POISSON
 from sim.bound import yardsticks
 from sim.build import Scenario, build, resolve_path
+from sim.bundled import trace_name
 from sim.events import EventLog
 from sim.ledger import LEDGER_COLUMNS
 from sim.metrics import RunTables, Totals
@@ -147,7 +148,7 @@ def choices_of(config: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
         "assumed": policies.assumed,
         "baseline": config["output"]["baseline"],
         "highlight": config["output"]["highlight"],
-        "trace": config["trace"]["name"],
+        "trace": trace_name(config["trace"]),
         "model": config["model"]["name"],
         "machine": config["machine"]["name"],
         "machine_kind": scenario.machine.kind,

@@ -153,6 +153,12 @@ class Workload:
         """Number of steps; None where it depends on the clock (open arrivals)."""
         return None if self.is_open else self._extent[0]
 
+    @property
+    def num_choices(self) -> int:
+        """Number of (token, expert) choices of all requests, which is what knowing the future takes."""
+        meta = self.trace.meta
+        return sum(len(request.rows) for request in self.requests) * meta.num_layers * meta.top_k
+
     def peak_kv_tokens(self) -> int:
         """Most tokens whose keys and values are held at one time; with open arrivals a bound on it."""
         if not self.is_open:

@@ -58,21 +58,24 @@ def to_trace(table: pa.Table, meta: TraceMeta, name: str) -> Trace:
     The caller has compared the column types with ``arrow_schema``; ``name`` is the file that
     errors speak of.
     """
-    columns: dict[str, Any] = {}
-    for column in table.column_names:
-        array = _one_chunk(table.column(column))
-        if array.null_count:
-            row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-            raise TraceError(f"{name}: row {row} of its row group: {column} is null: must be set")
-        if column == "text":
-            columns[column] = array.to_pylist()
-        elif column == "phase":
-            columns[column] = _phase_codes(array, name)
-        elif shape := inner_shape(meta, column):
-            columns[column] = _nested(array, column, name).reshape(-1, *shape)
-        else:
-            columns[column] = array.to_numpy()
-    return Trace(meta, **columns)
+    return Trace(
+        meta, **{column: to_column(table, column, meta, name) for column in table.column_names}
+    )
+
+
+def to_column(table: pa.Table, column: str, meta: TraceMeta, name: str) -> Any:
+    """Return one column of the table as a trace has it; see ``to_trace``."""
+    array = _one_chunk(table.column(column))
+    if array.null_count:
+        row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+        raise TraceError(f"{name}: row {row} of its row group: {column} is null: must be set")
+    if column == "text":
+        return array.to_pylist()
+    if column == "phase":
+        return _phase_codes(array, name)
+    if shape := inner_shape(meta, column):
+        return _nested(array, column, name).reshape(-1, *shape)
+    return array.to_numpy()
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:

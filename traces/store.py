@@ -77,7 +77,7 @@ class TraceWriter:
         self._pending = [rows.take(slice(start, None))]
 
     def _write(self, rows: Trace) -> None:
-        with _one_line_errors(self.path):
+        with one_line_errors(self.path):
             if self._file is None:
                 schema, options = (
                     arrow_schema(self.meta, rows.columns),
@@ -107,7 +107,7 @@ class TraceWriter:
             self._write_groups(least=1)
         if self._file is None:
             raise TraceError(f"{self.path}: no rows were appended: a trace has at least one")
-        with _one_line_errors(self.path):
+        with one_line_errors(self.path):
             self._file.close()
             self._temporary.replace(self.path)
 
@@ -137,11 +137,32 @@ def iter_trace(
         names = _columns_of(file, meta, path, columns)
         validator = Validator(meta, str(path))
         for group in range(file.num_row_groups):
-            with _one_line_errors(path):
+            with one_line_errors(path):
                 table = file.read_row_group(group, columns=names)
                 chunk = to_trace(table, meta, str(path))
             validator.check(chunk)
             yield chunk
+
+
+def is_trace_file(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a file is Parquet with a trace's header; what is wrong with others is not said."""
+    try:
+        return METADATA_KEY in (pq.read_schema(path).metadata or {})
+    except (pa.ArrowException, OSError, UnicodeError):
+        return False
+
+
+def stored_columns(path: str | os.PathLike[str], columns: Iterable[str] | None = None) -> list[str]:
+    """Return the names of the columns to read, as ``iter_trace`` chooses them, in file order."""
+    with _open(path) as file:
+        return _columns_of(file, _meta_of(file, path), path, columns)
+
+
+def group_sizes(path: str | os.PathLike[str]) -> list[int]:
+    """Return the rows of each row group of a trace file."""
+    with _open(path) as file:
+        groups = range(file.num_row_groups)
+        return [file.metadata.row_group(group).num_rows for group in groups]
 
 
 def read_trace(path: str | os.PathLike[str], columns: Iterable[str] | None = None) -> Trace:
@@ -151,7 +172,7 @@ def read_trace(path: str | os.PathLike[str], columns: Iterable[str] | None = Non
 
 
 @contextlib.contextmanager
-def _one_line_errors(path: str | os.PathLike[str]) -> Iterator[None]:
+def one_line_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn what pyarrow and the system raise into a ``TraceError`` that names the file."""
     try:
         yield
@@ -191,7 +212,7 @@ def _why_missing(path: Path) -> str:
 
 
 def _meta_of(file: pq.ParquetFile, path: str | os.PathLike[str]) -> TraceMeta:
-    with _one_line_errors(path):
+    with one_line_errors(path):
         text = (file.schema_arrow.metadata or {}).get(METADATA_KEY)
     if text is None:
         raise TraceError(
@@ -208,7 +229,7 @@ def _columns_of(
     wanted: Iterable[str] | None,
 ) -> list[str]:
     """Compare the file's columns with the schema; return those to read, in schema order."""
-    with _one_line_errors(path):
+    with one_line_errors(path):
         found = {field.name: field.type for field in file.schema_arrow}
     if len(found) < len(file.schema_arrow):
         twice = next(n for n in found if file.schema_arrow.names.count(n) > 1)

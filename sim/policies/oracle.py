@@ -11,6 +11,8 @@ from sim.policies.base import CachePolicy, Evictable
 from sim.types import LayerRouting, View
 
 NEVER = 1 << 62
+MOST_CHOICES = 50_000_000
+"""Choices of experts whose future can be known: each takes some 40 bytes."""
 
 
 class NextUse:
