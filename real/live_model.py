@@ -20,6 +20,7 @@ from real.errors import RealError
 from real.live_build import LiveShape
 from real.store import ExpertSource
 from sim.types import ConfigError
+from traces.record_layers import fits_grouped_product
 from traces.record_rows import Annotation, Request
 from traces.record_subject import Subject, UsageError, load_subject, read_prompts
 from traces.schema import TraceError
@@ -27,7 +28,6 @@ from traces.tiny import CHECKPOINT_DIR
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _LONGEST_REASON = 200
-_GROUPED_BYTES = 16
 JUDGING_SEED = 5000
 """Of the held-out problems that perplexity is told of: others than those a run is asked by default."""
 MOST_TEXTS = 8
@@ -149,17 +149,8 @@ def _lean(options: argparse.Namespace, path: Path) -> LiveSubject:
 
 
 def _one_by_one_if_odd(model: Any) -> None:
-    """Let a model compute its experts one by one if torch's grouped product refuses the shape of theirs.
-
-    That wants rows of whole 16 bytes, which every model in use has.
-    """
-    rows_bytes = [
-        parameter.shape[-1] * parameter.itemsize
-        for layer in find_experts(model).layers
-        for parameter in layer.experts.parameters(recurse=False)
-        if parameter.dim() == 3
-    ]
-    if any(row_bytes % _GROUPED_BYTES for row_bytes in rows_bytes):
+    """Let a model compute its experts one by one if torch's grouped product refuses the shape of theirs."""
+    if not all(fits_grouped_product(layer.experts) for layer in find_experts(model).layers):
         model.set_experts_implementation("eager")
 
 

@@ -20,6 +20,7 @@ _GROUPS = {
     "config": _RUN,
     "replay": _RUN,
     "validate": (),
+    "remoe": (),
     "predict": ("model", "machine", *_PARTS, "engine", "placement", "usage"),
 }
 """Groups by the file in ``conf/`` that has them."""

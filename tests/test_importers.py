@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from foreign import read_as
 from public_data import routing_file
 
 from traces.importers.by_name import read_any
@@ -243,3 +244,14 @@ def test_public_experts_npz(domain: str) -> None:
     ids = trace.expert_ids[:, :, :]
     shared = (ids[1:, :, :, None] == ids[:-1, :, None, :]).any(axis=-1).sum(axis=-1)
     assert 2.9 < shared.mean() < 4.0  # of 8; 0.5 by chance
+
+
+def test_what_was_told_goes_into_the_header_of_route_traces(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    write_lines(path, route_lines())
+    trace = read_as("route-csv", path, native_top_k=4, model="toy", num_shared_experts=1)
+    assert "top_k forced from 4 to 2" in trace.meta.notes
+    assert len([note for note in trace.meta.notes if "forced" in note]) == 1
+    assert (trace.meta.model, trace.meta.num_shared_experts) == ("toy", 1)
+    with pytest.raises(TraceError, match="top_k is 2: must be 3, as you said"):
+        read_as("route-csv", path, top_k=3)

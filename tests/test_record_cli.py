@@ -91,6 +91,52 @@ def test_prompts_of_token_ids(config: Path, tmp_path: Path) -> None:
     assert trace.next_gate_ids is None
 
 
+def test_continuous_batching_records_the_same_requests(
+    config: Path, tmp_path: Path, capsys: Any
+) -> None:
+    common = ("--model", config, "--requests", 3, "--max-new-tokens", 5, "--temperature", 1)
+    batches, packed = tmp_path / "batches.parquet", tmp_path / "packed.parquet"
+    assert run(*common, "--out", batches, "--batch-size", 1) == 0
+    options = ("--continuous", "--batch-size", 2, "--max-batch-tokens", 16)
+    assert run(*common, "--out", packed, *options, "--scheduler", "prefill_first") == 0
+    left, right = read_trace(batches), read_trace(packed)
+    assert right.step.max() < left.step.max()
+    assert np.bincount(right.step).max() == 16
+    order = np.lexsort((right.position, right.request_id))
+    np.testing.assert_array_equal(right.expert_ids[order], left.expert_ids)
+    np.testing.assert_array_equal(right.token_id[order], left.token_id)
+    assert right.meta.sampling["continuous"]["scheduler"] == "prefill_first"
+    assert capsys.readouterr().err.splitlines()[-1].endswith("3 of 3 requests, 108 rows")
+
+
+@pytest.mark.parametrize("options", [(), ("--continuous",)])
+def test_expert_sizes_that_torch_cannot_group(options: Any, tmp_path: Path) -> None:
+    odd = tmp_path / "odd.json"
+    odd.write_text(
+        json.dumps({**MIXTRAL, "hidden_size": 18, "head_dim": 8, "intermediate_size": 10})
+    )
+    out = tmp_path / "out.parquet"
+    common = ("--model", odd, "--out", out, "--requests", 2, "--max-new-tokens", 2)
+    assert run(*common, *options) == 0
+    trace = read_trace(out)
+    assert len(trace) == 2 * (32 + 2 - 1)
+    assert "experts eager" in trace.meta.provenance.detail
+
+
+def test_what_torch_refuses_while_running_is_one_line(
+    config: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_args: Any, **_kwargs: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+
+    monkeypatch.setattr(transformers.MixtralForCausalLM, "generate", full)
+    out = tmp_path / "out.parquet"
+    assert run("--model", config, "--out", out, "--max-new-tokens", 4) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the model cannot run on cpu: CUDA out of memory. Tried to allocate 2 GiB" in line
+    assert not out.exists()
+
+
 def test_folder_with_a_tokenizer(config: Path, tmp_path: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     words = {word: index for index, word in enumerate(["<unk>", "<eos>", "to", "be", "or", "not"])}
@@ -149,6 +195,10 @@ MISTAKES = {
     "seed": (["--seed", "-1"], "seed"),
     "gates": (["--gates-ahead", "4"], "--gates-ahead is 4: must be 0 to 3"),
     "device": (["--device", "abacus"], "cannot load the model"),
+    "meta device": (["--device", "meta"], "--device is meta: computes nothing"),
+    "not continuous": (["--scheduler", "fifo"], "--scheduler goes with --continuous"),
+    "no step": (["--continuous", "--max-batch-tokens", "0"], "--max-batch-tokens is 0"),
+    "scheduler": (["--continuous", "--scheduler", "fiffo"], "did you mean 'fifo'"),
     "unknown option": (["--loglts"], "unrecognized arguments"),
     "dense model": (["--model", "dense.json"], "no MoE block"),
     "unknown model": (["--model", "unknown.json"], "mixtrall"),

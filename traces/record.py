@@ -11,17 +11,16 @@ that have ended are dropped, though the engine computed them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from traces.record_hooks import ForwardRecord, MoeLayer, RouterRecorder
 from traces.record_meta import build_meta
+from traces.record_noise import SeededNoise
 from traces.record_rows import Annotation, DroppedRows, Request, assemble, join_records
 from traces.schema import Trace, TraceError, TraceMeta, concat
 
@@ -30,7 +29,9 @@ __all__ = [
     "DroppedRows",
     "Generation",
     "RouterRecorder",
+    "SeededNoise",
     "check_prompts",
+    "describe",
     "eos_tokens",
     "generate_batch",
     "header",
@@ -76,29 +77,6 @@ class Generation:
         for name in OWN_OPTIONS:
             if name in self.options:
                 raise TraceError(f"options must not hold {name!r}: Generation sets it")
-
-
-class SeededNoise:
-    """A logits processor that makes greedy choice a sample of softmax(logits / temperature).
-
-    Adds Gumbel noise from a generator seeded by (seed, request, position); see ``Generation``.
-    """
-
-    def __init__(self, seed: int, temperature: float, requests: Iterable[int], pads: list[int]):
-        self.seed = seed
-        self.temperature = temperature
-        self.requests = list(requests)
-        self.pads = pads
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return noisy scores [batch, vocabulary] for the token after ``input_ids``."""
-        length, size = input_ids.shape[1], scores.shape[1]
-        noise = [
-            np.random.default_rng([self.seed, request, length - pad]).gumbel(size=size)
-            for request, pad in zip(self.requests, self.pads, strict=True)
-        ]
-        drawn = torch.from_numpy(np.stack(noise).astype(np.float32)).to(scores.device)
-        return scores.float() / self.temperature + drawn
 
 
 def record_generate(
@@ -160,7 +138,7 @@ def record_batches(
     generation, annotation = generation or Generation(), annotation or Annotation()
     check_prompts(model, prompts, generation.max_new_tokens)
     generation = replace(generation, eos=eos_tokens(model, generation.eos))
-    meta = _describe(model, prompts[0], generation, annotation, described)
+    meta = describe(model, prompts[0], generation, annotation, described)
     dropped = dropped if dropped is not None else DroppedRows()
     with RouterRecorder(model, logits=logits, gates_ahead=gates_ahead) as recorder:
         for first in range(0, len(prompts), generation.batch_size):
@@ -201,7 +179,7 @@ def eos_tokens(model: Any, eos: Sequence[int] | None) -> tuple[int, ...]:
     return (eos,) if isinstance(eos, int) else tuple(int(token) for token in eos)
 
 
-def _describe(
+def describe(
     model: Any,
     prompt: Sequence[int],
     generation: Generation,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,13 +33,25 @@ class RoutedBlock(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One request's part of a packed decoder call (continuous batching), as its engine tells it."""
+
+    request: int
+    num_tokens: int
+    end: int  # tokens of the request that have been processed after this call
+    yields: bool  # whether the call gives the request a new token
+
+
 @dataclass(frozen=True)
 class Rows:
-    """Which token each row of a decoder call is; every tensor is [batch, length], on the device."""
+    """Which token each row of a decoder call is; tensors are [batch, length], on the device."""
 
     token_id: Tensor | None  # int32; None where the model was given embeddings
     position: Tensor  # int32, place in its own sequence, padding not counted
     real: Tensor  # uint8, 0 for padding
+    segments: tuple[Segment, ...] = ()  # of a packed call, in the order of its rows
+    ends: Tensor | None = None  # int32[segments + 1], where the call itself parts them
 
 
 def name_arguments(
@@ -52,13 +64,19 @@ def name_arguments(
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-def locate(arguments: Mapping[str, Any]) -> Rows:
+def locate(arguments: Mapping[str, Any], segments: Sequence[Segment] = ()) -> Rows:
     """Tell which token each row of a decoder call is; tensors are cloned, for callers reuse them.
 
-    Raises TraceError for a packed batch (continuous batching), whose rows are not sequences.
+    ``segments`` are the requests of a packed call (continuous batching). Raises TraceError for
+    such a call without them, for its rows do not say whose they are.
     """
     if arguments.get("cu_seq_lens_q") is not None:
-        raise TraceError("packed sequences (continuous batching) are unsupported: use generate()")
+        if not segments:
+            raise TraceError(
+                "packed sequences (continuous batching) without their requests: use "
+                "traces.record_continuous, or generate()"
+            )
+        return _locate_packed(arguments, tuple(segments))
     tokens, embeds = arguments.get("input_ids"), arguments.get("inputs_embeds")
     source = tokens if tokens is not None else embeds
     if source is None:
@@ -74,6 +92,36 @@ def locate(arguments: Mapping[str, Any]) -> Rows:
         position=_positions(arguments, slots, batch).to(torch.int32, copy=True),
         real=real.to(torch.uint8, copy=True),
     )
+
+
+def _locate_packed(arguments: Mapping[str, Any], segments: tuple[Segment, ...]) -> Rows:
+    """Tell which token each row of a packed call [1, total] is; the rows after the last segment pad."""
+    tokens, position = arguments.get("input_ids"), arguments.get("position_ids")
+    if not isinstance(position, Tensor):
+        raise TraceError("packed sequences without position_ids: cannot tell the rows apart")
+    slots = torch.arange(position.shape[-1], device=position.device)
+    num_tokens = sum(segment.num_tokens for segment in segments)
+    return Rows(
+        token_id=None if tokens is None else tokens.to(torch.int32, copy=True),
+        position=position.to(torch.int32, copy=True),
+        real=(slots < num_tokens).to(torch.uint8).expand(position.shape).clone(),
+        segments=segments,
+        ends=arguments["cu_seq_lens_q"].to(torch.int32, copy=True),
+    )
+
+
+def owners(segments: Sequence[Segment], ends: np.ndarray) -> np.ndarray:
+    """Return the request of every row of a packed call, int32[rows without padding].
+
+    Raises TraceError where ``ends``, the call's own cumulative lengths, part the rows otherwise.
+    """
+    lengths = [segment.num_tokens for segment in segments]
+    if not np.array_equal(np.diff(ends)[: len(lengths)], lengths):
+        raise TraceError(
+            f"a packed call has segments of {np.diff(ends).tolist()} tokens: must be {lengths}, "
+            "as its engine scheduled them"
+        )
+    return np.repeat([segment.request for segment in segments], lengths).astype(np.int32)
 
 
 def _real_rows(mask: Any, slots: Tensor, batch: int) -> Tensor:

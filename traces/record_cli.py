@@ -1,4 +1,4 @@
-"""``greenroom record``: let a model generate and write the trace of its routing.
+"""``greenroom record`` of a model in this process: let it generate, write the trace of its routing.
 
 torch and transformers are imported only when a recording starts, so ``--help`` is quick.
 """
@@ -10,13 +10,23 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from traces.record_subject import DEFAULT_REQUESTS, UsageError, load_subject, plain_errors
+from traces.record_prompts import UsageError
+from traces.record_subject import (
+    DEFAULT_REQUESTS,
+    LONGEST_REASON,
+    Subject,
+    load_subject,
+    plain_errors,
+)
 from traces.trace import GATE_COLUMNS, TraceError
+
+if TYPE_CHECKING:
+    from traces.record import DroppedRows, Generation
 
 PROGRAM = "greenroom record"
 SECONDS_BETWEEN_LINES = 10.0
@@ -71,19 +81,32 @@ def _parser() -> argparse.ArgumentParser:
         const=0,
         help="the same as --gates-ahead 0",
     )
+    add(
+        "--continuous",
+        action="store_true",
+        help="continuous batching: requests join and leave the batch; steps are the engine's",
+    )
+    add(
+        "--max-batch-tokens",
+        type=int,
+        metavar="N",
+        help="with --continuous: tokens of a step at most; longer prompts are cut (default: 512)",
+    )
+    add("--scheduler", help="with --continuous: fifo (the default) or prefill_first")
     add("--threads", type=int, help="CPU threads (default: torch's own)")
     add("--device", default="cpu", help="torch device (default: cpu)")
     add("--licence", help="of the model and the prompts, for the header")
     parser.epilog = (
         "A line of a .jsonl file is a string, a list of token ids, or an object with 'prompt' "
-        "(text) or 'tokens' (ids)."
+        "(text) or 'tokens' (ids). To record a running vLLM or SGLang server: "
+        "greenroom record --url http://HOST:PORT --help."
     )
     return parser
 
 
 def _check(options: argparse.Namespace) -> None:
     """Refuse, before anything heavy is loaded, what can be seen to be wrong."""
-    for name in ("requests", "max_new_tokens", "batch_size", "threads"):
+    for name in ("requests", "max_new_tokens", "batch_size", "threads", "max_batch_tokens"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name.replace('_', '-')} is {value}: must be >= 1")
@@ -91,16 +114,14 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError(
             f"--gates-ahead is {options.gates_ahead}: must be 0 to {len(GATE_COLUMNS)}"
         )
+    for name in ("max_batch_tokens", "scheduler"):
+        if getattr(options, name) is not None and not options.continuous:
+            raise UsageError(f"--{name.replace('_', '-')} goes with --continuous")
+    if options.device.partition(":")[0] == "meta":
+        raise UsageError(f"--device is {options.device}: computes nothing: must be cpu, cuda, ...")
     if options.seed < 0:
         raise UsageError(f"--seed is {options.seed}: must be >= 0")
-    if options.out.suffix != ".parquet":
-        raise UsageError(f"--out is {options.out}: must end in .parquet")
-    if options.out.is_dir():
-        raise UsageError(f"--out is {options.out}: is a folder: must be a file")
-    if not options.out.parent.is_dir():
-        raise UsageError(f"--out is {options.out}: the folder {options.out.parent} does not exist")
-    if not os.access(options.out.parent, os.W_OK):
-        raise UsageError(f"--out is {options.out}: the folder cannot be written to")
+    check_out(options.out)
     if options.prompts is not None and not options.prompts.is_file():
         raise UsageError(f"--prompts is {options.prompts}: no such file")
     if options.model != "tiny" and not Path(options.model).exists():
@@ -109,13 +130,24 @@ def _check(options: argparse.Namespace) -> None:
         )
 
 
+def check_out(out: Path) -> None:
+    """Refuse a path that a trace cannot be written to."""
+    if out.suffix != ".parquet":
+        raise UsageError(f"--out is {out}: must end in .parquet")
+    if out.is_dir():
+        raise UsageError(f"--out is {out}: is a folder: must be a file")
+    if not out.parent.is_dir():
+        raise UsageError(f"--out is {out}: the folder {out.parent} does not exist")
+    if not os.access(out.parent, os.W_OK):
+        raise UsageError(f"--out is {out}: the folder cannot be written to")
+
+
 def record(options: argparse.Namespace) -> int:
     """Load the model, generate, and stream the trace to the file; return its number of rows."""
     with plain_errors():
         import torch
 
-        from traces.record import DroppedRows, Generation, record_batches
-    from traces.store import TraceWriter
+        from traces.record import DroppedRows, Generation
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -130,26 +162,63 @@ def record(options: argparse.Namespace) -> int:
         eos=subject.eos,
     )
     dropped = DroppedRows()
-    pieces = record_batches(
-        subject.model,
-        subject.prompts,
-        generation,
-        annotation=subject.annotation,
-        logits=options.logits,
-        gates_ahead=options.gates_ahead,
-        dropped=dropped,
-        **subject.described,
-    )
-    rows = 0
-    first = next(pieces)
-    with TraceWriter(options.out, first.meta) as writer, progress(len(subject.prompts)) as report:
-        for piece in chain([first], pieces):
-            writer.append(piece)
-            rows += len(piece)
-            report(piece.num_requests, rows)
+    with progress(len(subject.prompts)) as report, _running_errors(options.device):
+        rows = _write(options, subject, generation, dropped, report)
     for note in dropped.notes():
         print(f"{PROGRAM}: {note}", file=sys.stderr)
     return rows
+
+
+def _write(
+    options: argparse.Namespace,
+    subject: Subject,
+    generation: Generation,
+    dropped: DroppedRows,
+    report: Callable[[int, int], None],
+) -> int:
+    """Generate, write the pieces of the trace as they come, and return the number of rows."""
+    from traces.record import record_batches
+    from traces.record_continuous import Scheduling, record_continuous
+    from traces.store import TraceWriter
+
+    common: dict[str, Any] = {
+        "annotation": subject.annotation,
+        "logits": options.logits,
+        "gates_ahead": options.gates_ahead,
+        "dropped": dropped,
+        **subject.described,
+    }
+    rows = 0
+    if options.continuous:
+        chosen = {
+            name: getattr(options, name)
+            for name in ("max_batch_tokens", "scheduler")
+            if getattr(options, name) is not None
+        }
+        common["on_request"] = counted(report)
+        pieces = record_continuous(
+            subject.model, subject.prompts, generation, Scheduling(**chosen), **common
+        )
+    else:
+        pieces = record_batches(subject.model, subject.prompts, generation, **common)
+    first = next(pieces)
+    with closing(pieces), TraceWriter(options.out, first.meta) as writer:
+        for piece in chain([first], pieces):
+            writer.append(piece)
+            rows += len(piece)
+            if not options.continuous:
+                report(piece.num_requests, rows)
+    return rows
+
+
+@contextmanager
+def _running_errors(device: str) -> Iterator[None]:
+    """Turn what torch raises while the model runs, out of memory say, into one line for the user."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:LONGEST_REASON]
+        raise UsageError(f"the model cannot run on {device}: {reason}") from error
 
 
 @contextmanager
@@ -180,6 +249,18 @@ def _lines(total: int) -> Callable[[int, int], None]:
             print(f"{PROGRAM}: {done} of {total} requests, {rows} rows", file=sys.stderr)
 
     return report
+
+
+def counted(report: Callable[[int, int], None]) -> Callable[[int], None]:
+    """Return what is told the rows of each finished request, and reports their sum."""
+    rows = 0
+
+    def on_request(num_rows: int) -> None:
+        nonlocal rows
+        rows += num_rows
+        report(1, rows)
+
+    return on_request
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ returned; then one copy brings it to the host.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -20,24 +19,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from traces.record_calls import Rows, locate, name_arguments, read_router, to_host, used_routing
+from traces.record_calls import (
+    Rows,
+    Segment,
+    locate,
+    name_arguments,
+    owners,
+    read_router,
+    to_host,
+    used_routing,
+)
+from traces.record_layers import MoeLayer, find_moe_layers
 from traces.schema import GATE_COLUMNS, NO_EXPERT, TraceError
-
-ROUTER_NAMES = ("gate", "router")
-EXPERTS_NAMES = ("experts", "input_linear")
-_LAYER_NUMBER = re.compile(r"(?:^|\.)(\d+)(?:\.|$)")
-
-
-@dataclass(frozen=True)
-class MoeLayer:
-    """One MoE layer of a model: its absolute layer index, its path, and its modules."""
-
-    index: int
-    path: str
-    block: nn.Module
-    router: nn.Module
-    experts: nn.Module
-    num_experts: int
 
 
 @dataclass(frozen=True)
@@ -48,7 +41,7 @@ class ForwardRecord:
     """
 
     step: int  # index of the call, from 0
-    batch_row: np.ndarray  # int32[n], which sequence of the batch
+    batch_row: np.ndarray  # int32[n], which sequence of the batch; of a packed call, which request
     position: np.ndarray  # int32[n], place in that sequence, padding not counted
     token_id: np.ndarray | None  # int32[n]; None where the model was given embeddings
     expert_ids: np.ndarray  # uint16[n, L, k]; NO_EXPERT for an expert without weights
@@ -59,47 +52,6 @@ class ForwardRecord:
     next_gate_ids_3: np.ndarray | None  # and three
 
 
-def find_moe_layers(decoder: nn.Module) -> list[MoeLayer]:
-    """Return the MoE layers of ``decoder`` in order; dense layers are left out.
-
-    JetMoe's attention routes too; its experts are left out. Raises TraceError where there is no
-    MoE block, or where the layers differ in their number of experts.
-    """
-    found: dict[int, MoeLayer] = {}
-    for path, block in decoder.named_modules():
-        number = _LAYER_NUMBER.search(path)
-        children = dict(block.named_children())
-        router = next((children[name] for name in ROUTER_NAMES if name in children), None)
-        experts = next((children[name] for name in EXPERTS_NAMES if name in children), None)
-        if number is None or router is None or experts is None or "attention" in path:
-            continue
-        index = int(number.group(1))
-        found[index] = MoeLayer(index, path, block, router, experts, count_experts(experts, path))
-    layers = [found[index] for index in sorted(found)]
-    if not layers:
-        raise TraceError(f"{type(decoder).__name__} has no MoE block (a router beside experts)")
-    sizes = sorted({layer.num_experts for layer in layers})
-    if len(sizes) > 1:
-        raise TraceError(f"MoE layers with different numbers of experts are unsupported: {sizes}")
-    return layers
-
-
-def count_experts(experts: nn.Module, path: str) -> int:
-    """Return how many experts have weights in a fused experts module.
-
-    The smallest leading size counts: LongCat's identity experts own no ``down_proj``.
-    """
-    if isinstance(experts, nn.ModuleList):
-        raise TraceError(f"{path}: experts in a ModuleList (transformers v4) are unsupported")
-    sizes = [weights.shape[0] for weights in experts.parameters() if weights.ndim == 3]
-    declared = getattr(experts, "num_experts", None)
-    if not sizes and isinstance(declared, int):
-        sizes = [declared]
-    if not sizes:
-        raise TraceError(f"{path}: cannot tell the number of experts")
-    return min(sizes)
-
-
 class RouterRecorder:
     """Record the routing of every call of ``model``'s decoder, as a context manager.
 
@@ -107,10 +59,18 @@ class RouterRecorder:
     of the router of MoE layer l + d on the input of the router of layer l are kept too (that input
     are the hidden states that enter layer l's MoE block, already normed by layer l's own norm):
     the speculation of next-gate prefetching. Neither changes what the model computes, which must
-    be in evaluation mode.
+    be in evaluation mode. ``segments`` is asked at every packed call (continuous batching) whose
+    rows it has, in their order; without it such a call is refused.
     """
 
-    def __init__(self, model: Any, *, logits: bool = False, gates_ahead: int = 1) -> None:
+    def __init__(
+        self,
+        model: Any,
+        *,
+        logits: bool = False,
+        gates_ahead: int = 1,
+        segments: Callable[[], Sequence[Segment]] | None = None,
+    ) -> None:
         if not 0 <= gates_ahead <= len(GATE_COLUMNS):
             raise TraceError(f"gates_ahead is {gates_ahead}: must be 0 to {len(GATE_COLUMNS)}")
         if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
@@ -121,6 +81,7 @@ class RouterRecorder:
         self.num_steps = 0
         self.num_padding_rows = 0
         self._keep_logits = logits
+        self._segments = segments
         self._distances = range(1, gates_ahead + 1)
         self._records: list[ForwardRecord] = []
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
@@ -168,8 +129,12 @@ class RouterRecorder:
         self._begin(None)
 
     def take(self) -> list[ForwardRecord]:
-        """Return the records since the last call, oldest first, and forget them."""
-        records, self._records = self._records, []
+        """Return the records since the last call, oldest first, and forget them.
+
+        The model may run in another thread meanwhile: what that adds is kept for the next call.
+        """
+        records = self._records[:]
+        del self._records[: len(records)]
         return records
 
     def _begin(self, rows: Rows | None) -> None:
@@ -186,7 +151,10 @@ class RouterRecorder:
     def _on_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if module.training:
             raise TraceError("the model is in training mode: call model.eval() before recording")
-        self._begin(locate(name_arguments(module, args, kwargs)))
+        arguments = name_arguments(module, args, kwargs)
+        packed = arguments.get("cu_seq_lens_q") is not None
+        segments = self._segments() if self._segments is not None and packed else ()
+        self._begin(locate(arguments, segments))
 
     def _on_router(
         self, slot: int, _module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any
@@ -254,27 +222,28 @@ class RouterRecorder:
             parts[GATE_COLUMNS[distance - 1]] = early
         device = rows.position.device
         tensors: dict[str, Tensor] = {"position": rows.position, "real": rows.real}
-        if rows.token_id is not None:
-            tensors["token_id"] = rows.token_id
+        optional = {"token_id": rows.token_id, "ends": rows.ends}
+        tensors |= {name: tensor for name, tensor in optional.items() if tensor is not None}
         for name, routing in parts.items():
             tensors[f"{name}_ids"] = _stack([pair[0] for pair in routing if pair], device)
             tensors[f"{name}_weights"] = _stack([pair[1] for pair in routing if pair], device)
         if self._keep_logits:
             tensors["logits"] = _stack([item for item in self._logits if item is not None], device)
-        return self._record(to_host(tensors))
+        return self._record(to_host(tensors), rows.segments)
 
-    def _record(self, host: dict[str, np.ndarray]) -> ForwardRecord:
+    def _record(self, host: dict[str, np.ndarray], segments: Sequence[Segment]) -> ForwardRecord:
         real = host["real"].astype(bool)
         self.num_padding_rows += int(real.size - real.sum())
         flat = real.reshape(-1)
         tokens, logits = host.get("token_id"), host.get("logits")
+        batch_row = owners(segments, host["ends"]) if segments else np.nonzero(real)[0]
         ids, weights = self._order(host["used_ids"][flat], host["used_weights"][flat])
         early: dict[str, np.ndarray | None] = dict.fromkeys(GATE_COLUMNS)
         for name in (GATE_COLUMNS[distance - 1] for distance in self._distances):
             early[name], _ = self._order(host[f"{name}_ids"][flat], host[f"{name}_weights"][flat])
         return ForwardRecord(
             step=self.num_steps,
-            batch_row=np.nonzero(real)[0].astype(np.int32),
+            batch_row=batch_row.astype(np.int32),
             position=host["position"][real],
             token_id=None if tokens is None else tokens[real],
             expert_ids=ids,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -45,6 +46,7 @@ class DroppedRows:
     padding: int = 0
     rejected: int = 0  # drafted tokens that were not accepted
     ended: int = 0  # sequences that wait for the rest of their batch
+    recomputed: int = 0  # processed once more after the engine had given up their cache
 
     def notes(self) -> tuple[str, ...]:
         """Return one sentence a kind of row that occurred."""
@@ -52,6 +54,7 @@ class DroppedRows:
             "padding": self.padding,
             "rejected draft": self.rejected,
             "ended sequence": self.ended,
+            "recomputed": self.recomputed,
         }
         return tuple(
             f"{count} computed rows dropped: {kind}" for kind, count in kinds.items() if count
@@ -124,25 +127,32 @@ def _to_trace(
     lengths = np.array([request.num_prompt_tokens for request in requests])
     numbers = np.array([request.request_id for request in requests], dtype=np.int32)
     prefill = rows["position"] < lengths[rows["batch_row"]]
-    text, stage = _annotate(requests, annotation)
-    logits = rows.get("router_logits")
+    text, stage = annotate(requests, annotation)
     return Trace(
         meta,
         request_id=numbers[rows["batch_row"]],
-        position=rows["position"],
         phase=np.where(prefill, PREFILL, DECODE).astype(np.uint8),
-        step=rows["step"],
-        expert_ids=rows["expert_ids"],
         token_id=np.concatenate([request.tokens[:-1] for request in requests]).astype(np.int32),
         text=text,
         stage=stage,
-        expert_weights=rows["expert_weights"].astype(np.float16),
-        router_logits=None if logits is None else logits[:, :, : meta.num_experts],
-        **{name: rows.get(name) for name in GATE_COLUMNS},
+        **recorded_columns(meta, rows),
     )
 
 
-def _annotate(
+def recorded_columns(meta: TraceMeta, rows: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return the columns of a trace that need nothing but the recorded ``rows``, in their order."""
+    logits = rows.get("router_logits")
+    return {
+        "position": rows["position"],
+        "step": rows["step"],
+        "expert_ids": rows["expert_ids"],
+        "expert_weights": rows["expert_weights"].astype(np.float16),
+        "router_logits": None if logits is None else logits[:, :, : meta.num_experts],
+        **{name: rows.get(name) for name in GATE_COLUMNS},
+    }
+
+
+def annotate(
     requests: Sequence[Request], annotation: Annotation
 ) -> tuple[list[str] | None, np.ndarray | None]:
     """Return the text pieces and the stages of all rows, or None where not asked for."""

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from traces.record_prompts import UsageError, prompt_lines
 from traces.trace import TraceError
 
 if TYPE_CHECKING:
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 RANDOM_PROMPT_TOKENS = 32
 DEFAULT_REQUESTS = 8
 LONGEST_REASON = 200
-
-
-class UsageError(Exception):
-    """What the user asked for cannot be done; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +129,7 @@ def _folder(options: argparse.Namespace, path: Path) -> Subject:
         "tokenizer": type(tokenizer).__name__,
         "licence": options.licence,
     }
+    _eager_if_odd(model)
     return Subject(model.to(options.device).eval(), prompts, annotation, described, 0.0, 256)
 
 
@@ -164,37 +162,25 @@ def _random(options: argparse.Namespace, path: Path) -> Subject:
         "notes": ("weights are random: routing means nothing",),
         "licence": options.licence,
     }
+    _eager_if_odd(model)
     return Subject(model.to(options.device).eval(), prompts, Annotation(), described, 0.0, 256)
+
+
+def _eager_if_odd(model: Any) -> None:
+    """Let a model compute its experts one by one where torch's grouped product refuses their shape."""
+    from traces.record_layers import find_moe_layers, fits_grouped_product
+
+    layers = find_moe_layers(model.get_decoder())
+    if not all(fits_grouped_product(layer.experts) for layer in layers):
+        model.set_experts_implementation("eager")
 
 
 def read_prompts(
     options: argparse.Namespace, encode: Callable[[str], list[int]] | None
 ) -> list[list[int]]:
     """Read the prompts file as token ids; ``encode`` is None where only ids can be used."""
-    try:
-        lines = options.prompts.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {options.prompts}: {error}") from error
-    prompts = []
-    for number, line in enumerate(lines, start=1):
-        where = f"{options.prompts} line {number}"
-        if line.strip():
-            prompt = _parse(line, where) if options.prompts.suffix == ".jsonl" else line
-            prompts.append(_tokens(prompt, where, encode))
-    wanted = len(prompts) if options.requests is None else options.requests
-    if not prompts or wanted > len(prompts):
-        raise UsageError(f"{options.prompts} has {len(prompts)} prompts: must have {wanted or 1}")
-    return prompts[:wanted]
-
-
-def _parse(line: str, where: str) -> Any:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise UsageError(f"{where} is not JSON: {error}") from error
-    if isinstance(value, dict):
-        value = value.get("tokens", value.get("prompt"))
-    return value
+    lines = prompt_lines(options.prompts, options.requests)
+    return [_tokens(prompt, where, encode) for where, prompt in lines]
 
 
 def _tokens(prompt: Any, where: str, encode: Callable[[str], list[int]] | None) -> list[int]:

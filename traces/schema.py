@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COLUMNS",
+    "COUNTS_KEY",
     "DECODE",
     "FORMAT_VERSION",
     "GATE_COLUMNS",
@@ -57,6 +58,8 @@ __all__ = [
 ]
 
 METADATA_KEY = b"greenroom"
+COUNTS_KEY = b"greenroom_counts"
+"""Where ``traces/counts.py`` keeps the header of its files, which are no traces."""
 
 _F16_INFINITY = np.uint16(0x7C00)
 _F16_SIGN = np.uint16(0x8000)

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from traces.arrow import to_table, to_trace, writer_options
 from traces.schema import (
     COLUMNS,
+    COUNTS_KEY,
     METADATA_KEY,
     Trace,
     TraceError,
@@ -214,6 +215,10 @@ def _why_missing(path: Path) -> str:
 def _meta_of(file: pq.ParquetFile, path: str | os.PathLike[str]) -> TraceMeta:
     with one_line_errors(path):
         text = (file.schema_arrow.metadata or {}).get(METADATA_KEY)
+    if text is None and COUNTS_KEY in (file.schema_arrow.metadata or {}):
+        raise TraceError(
+            f"{os.fspath(path)}: expert counts, not a trace: they have no order to replay"
+        )
     if text is None:
         raise TraceError(
             f"{os.fspath(path)}: not a Greenroom trace: "

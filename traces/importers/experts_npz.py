@@ -2,7 +2,8 @@
 
 The ``.npz`` holds ``experts`` int16 [num_layers, num_tokens, top_k] and ``meta``, a JSON text with
 ``model``, ``num_experts``, ``n_moe_layers``, ``top_k`` (or ``k``) and ``source``. It has no
-weights, tokens, phases or context boundaries: see the notes of the header for what is assumed.
+weights, tokens, phases or context boundaries: see the notes of the header for what is assumed. Archives that
+Greenroom exported name ``layer_indices`` and ``context_tokens`` too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.importers.artefacts import refuse_rankings
+from traces.importers.completed import completed
+from traces.importers.sources import NOT_NPY
+from traces.importers.told import Told
 from traces.schema import (
     DECODE,
     NO_EXPERT,
@@ -37,18 +42,30 @@ _NOTES = (
 )
 
 
+_CONTEXT_TOKENS = 512
+"""Length of a context as the recorder of the public archives cut it."""
+
+
+def read(path: Path, told: Told) -> Trace:
+    """Return the archive as a trace, completed with what the user told."""
+    trace = read_experts_npz(path, told.context_tokens, told.licence)
+    return completed(trace, told, str(path))
+
+
 def read_experts_npz(
-    path: str | os.PathLike[str], context_tokens: int = 512, licence: str | None = None
+    path: str | os.PathLike[str], context_tokens: int | None = None, licence: str | None = None
 ) -> Trace:
     """Return the archive as a trace; each context of ``context_tokens`` becomes one request.
 
-    The archive does not tell the context length; 512 is what its recorder uses. ``licence`` is
-    the source's licence, which the archive does not name either.
+    An archive tells the context length only if Greenroom exported it; else 512 is what its recorder uses.
+    ``licence`` is the source's licence, which the archive does not name either.
     """
     path = Path(path)
-    if context_tokens < 1:
+    if context_tokens is not None and context_tokens < 1:
         raise TraceError(f"context_tokens is {context_tokens}: must be >= 1")
     ids, header = _load(path)
+    if context_tokens is None:
+        context_tokens = _stated_context(path, header)
     meta = _meta(path, ids, header, context_tokens, licence)
     wrong = np.argwhere((ids < 0) | (ids >= meta.num_experts))
     if len(wrong):
@@ -72,6 +89,13 @@ def read_experts_npz(
     return trace
 
 
+def _stated_context(path: Path, header: dict[str, Any]) -> int:
+    value = header.get("context_tokens", _CONTEXT_TOKENS)
+    if type(value) is not int or value < 1:
+        raise TraceError(f"{path}: meta key 'context_tokens' is {value!r}: must be a number >= 1")
+    return value
+
+
 def _load(path: Path) -> tuple[NDArray[np.integer], dict[str, Any]]:
     """Return the ids and the parsed header; pickled arrays are refused."""
     try:
@@ -80,7 +104,7 @@ def _load(path: Path) -> tuple[NDArray[np.integer], dict[str, Any]]:
         header = json.loads(text)
     except KeyError as error:
         raise TraceError(f"{path}: array {error.args[0]!r}: must be 'experts' and 'meta'") from None
-    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile) as error:
+    except (OSError, *NOT_NPY, zipfile.BadZipFile, zlib.error) as error:
         reason = " ".join(str(error).split())
         raise TraceError(f"{path}: not a llama-moe-trace archive: {reason}") from None
     if not isinstance(header, dict):
@@ -112,13 +136,25 @@ def _meta(
         num_layers=num_layers,
         num_experts=experts,
         top_k=top_k,
-        layer_indices=tuple(range(num_layers)),
+        layer_indices=_layer_indices(path, header, num_layers),
         scoring="unknown",
         sorted_by_weight=False,
         recorder="llama-moe-trace",
         notes=(*_NOTES, f"contexts of {context_tokens} tokens assumed, one request each"),
         licence=licence,
         provenance=Provenance(
-            "imported", f"{path.name}: experts npz", str(header.get("source", ""))
+            "synthetic" if header.get("kind") == "synthetic" else "imported",
+            f"{path.name}: experts npz",
+            str(header.get("source", "")),
         ),
     )
+
+
+def _layer_indices(path: Path, header: dict[str, Any], num_layers: int) -> tuple[int, ...]:
+    """Return the absolute indices where the archive names them."""
+    named = header.get("layer_indices", list(range(num_layers)))
+    good = isinstance(named, list) and all(type(index) is int for index in named)
+    if not good or len(named) != num_layers:
+        rule = f"must be {num_layers} numbers, one a layer of experts"
+        raise TraceError(f"{path}: meta key 'layer_indices' is {named!r}: {rule}")
+    return tuple(named)

@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.importers.artefacts import refuse_rankings
+from traces.importers.completed import completed
+from traces.importers.told import Told
 from traces.schema import NO_EXPERT, PREFILL, Provenance, Trace, TraceError, TraceMeta, validate
 
 _SIGNATURE = "# route_trace v1"
@@ -48,6 +50,12 @@ class _RouteFile:
     header: dict[str, str]  # model, arch, n_layer, n_expert, n_expert_used
     expert_bytes: dict[int, int]  # by absolute layer
     rows: NDArray[np.void]  # of _ROW, in file order
+
+
+def read(path: Path, told: Told) -> Trace:
+    """Return the routing as a trace, completed with what the user told."""
+    trace = read_route_csv(path, told.native_top_k, told.licence)
+    return completed(trace, told, str(path))
 
 
 def read_route_csv(

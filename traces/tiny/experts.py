@@ -70,14 +70,15 @@ class SortedExperts(torch.autograd.Function):
         rows, pre, hidden, weight, gate_up, down, order, place = ctx.saved_tensors
         gate, up = pre.chunk(2, dim=1)
         d_pairs = grads[0].index_select(0, order // ctx.k)
-        d_down = _grouped_weight_grad(d_pairs, hidden * weight, ctx.counts)
+        wanted = ctx.needs_input_grad  # frozen experts want none: fine-tuning only the routers
+        d_down = _grouped_weight_grad(d_pairs, hidden * weight, ctx.counts) if wanted[2] else None
         d_weighted = _grouped(d_pairs, down, ctx.counts)
         d_scores = (d_weighted * hidden).sum(dim=1).index_select(0, place).view(-1, ctx.k)
         d_hidden = d_weighted * weight
         sigmoid = torch.sigmoid(gate)
         d_silu = sigmoid * (1 + gate * (1 - sigmoid))
         d_pre = torch.cat([d_hidden * up * d_silu, d_hidden * gate * sigmoid], dim=1)
-        d_gate_up = _grouped_weight_grad(d_pre, rows, ctx.counts)
+        d_gate_up = _grouped_weight_grad(d_pre, rows, ctx.counts) if wanted[1] else None
         d_rows = _grouped(d_pre, gate_up, ctx.counts).index_select(0, place)
         d_x = d_rows.view(-1, ctx.k, rows.shape[1]).sum(dim=1)
         return d_x, d_gate_up, d_down, None, d_scores

@@ -1,0 +1,89 @@
+"""``greenroom import``: makes a trace, or expert counts, of what another tool recorded."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from sim.mistakes import complain
+from sim.told_options import add_told_options, told_from
+from traces.counts import ExpertCounts, write_counts
+from traces.importers.formats import FORMATS, format_named
+from traces.store import write_trace
+from traces.trace import Trace, TraceError
+
+_PROGRAM = "greenroom import"
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; return the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.format is None:
+            _list()
+            return 0
+        _import(options)
+    except Exception as error:
+        return complain(_PROGRAM, error)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=_PROGRAM,
+        description="Make a trace (or, where a source lost the order, expert counts) of a foreign recording.",
+        epilog="formats:\n"
+        + "\n".join(f"  {known.name:16} {known.what}" for known in FORMATS)
+        + "\n\nWhat was repaired, and what is suspicious, is said and kept in the trace's notes.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "format", nargs="?", metavar="FORMAT", help="see below; without one: list them"
+    )
+    parser.add_argument(
+        "path", nargs="?", type=Path, metavar="PATH", help="a file, or a folder of them"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE.parquet", help="default: PATH's name here"
+    )
+    add_told_options(parser)
+    return parser
+
+
+def _list() -> None:
+    for known in FORMATS:
+        print(f"{known.name:16} {known.what}")
+
+
+def _import(options: argparse.Namespace) -> None:
+    form = format_named(options.format)
+    if options.path is None:
+        raise TraceError(f"{options.format}: PATH is missing: must be the file or folder to import")
+    if not options.path.exists():
+        raise TraceError(f"{options.path}: no such file")
+    out = options.out or Path(f"{options.path.name.partition('.')[0] or 'imported'}.parquet")
+    if out.exists() and (options.out is None or out.samefile(options.path)):
+        rule = "must be a new file" if options.out is None else "must not be the file to import"
+        raise TraceError(f"{out}: is there already: {rule}; --out names it")
+    found = form.reader()(options.path, told_from(options))
+    if isinstance(found, ExpertCounts):
+        write_counts(out, found)
+    else:
+        write_trace(out, found)
+    _tell(found, out)
+
+
+def _tell(found: Trace | ExpertCounts, out: Path) -> None:
+    """Print what was made, and on stderr every repair and doubt."""
+    if isinstance(found, ExpertCounts):
+        shape = f"{found.num_samples} samples of {found.num_layers} layers x {found.num_experts} experts"
+        print(f"{out}: expert counts, {shape} ({found.unit}); no trace: the source lost the order")
+        notes = found.notes
+    else:
+        meta = found.meta
+        shape = f"{meta.num_layers} layers, top-{meta.top_k} of {meta.num_experts} experts"
+        print(f"{out}: {len(found)} rows of {found.num_requests} requests, {meta.model}, {shape}")
+        notes = meta.notes
+    for note in notes:
+        print(f"  {note}", file=sys.stderr)
