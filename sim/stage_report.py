@@ -3,181 +3,162 @@
 from __future__ import annotations
 
 import argparse
-import pydoc
+import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sim.calibration import Calibration, calibration_of
 from sim.coherence import Likeness, likeness, stages, windows
 from sim.mistakes import complain
-from sim.settings import check_settings, did_you_mean
-from sim.stage_replay import replay_stages
+from sim.stage_chance import DRAWS
+from sim.stage_cuts import StagedText, annotated_texts, found_texts
+from sim.stage_hold import Row, compose_stages, detect, hold, load_work, missing_column
 from sim.stage_score import TOLERANCE, StageScore
-from sim.types import ConfigError, Phase
+from sim.stage_structure import TestSettings, examine
+from sim.types import ConfigError
 from sim.workload import Workload
+from traces.schema import Trace
 
-_GROUP = "stages"
-_NEEDS = {"sim.policies.detectors.CueStageDetector": ("text",)}
-"""What a detector needs of a trace beside what its class says; without it, it runs and finds nothing."""
+_ANNOTATED = "annotated"
 _EPILOG = """examples:
   greenroom stages                                   every detector on the bundled trace
   greenroom stages trace=tiny_logits --only drift,entropy
   greenroom stages workload.batch_size=4 drift.quantile=0.9 fixed.steps=48
   greenroom stages trace.path=my.parquet --tolerance 64
+  greenroom stages --test --out stages               are there stages beyond token locality?
+  greenroom stages --test --by cues                  the same of the stages that a detector finds
 
 A detector's parameter is DETECTOR.PARAMETER=VALUE; all else is set as in `greenroom sim`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What one detector did; ``missing`` says what it lacks, and then there is nothing else.
-
-    ``stage_steps`` is the mean length of the stages it found, in decode steps; ``spent_us`` the time it
-    took a step, as measured.
-    """
-
-    name: str
-    score: StageScore
-    stage_steps: float = 0.0
-    spent_us: float = 0.0
-    missing: str | None = None
-
-
 def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="greenroom stages",
-        description="Hold stage detectors against a trace's annotated stages.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("overrides", nargs="*", help="settings")
-    parser.add_argument(
-        "--tolerance",
-        type=int,
-        default=TOLERANCE,
-        metavar="STEPS",
-        help=f"decode steps by which a boundary may be found late (default: {TOLERANCE})",
-    )
-    parser.add_argument("--only", metavar="NAMES", help="detectors, by commas (default: all)")
-    options = parser.parse_intermixed_args(arguments)
+    options = _parser().parse_intermixed_args(arguments)
     try:
-        _run(options.overrides, options.tolerance, options.only)
+        _check(options)
+        (_test if options.test else _compare)(options)
     except Exception as error:
         return complain("greenroom stages", error)
     return 0
 
 
-def _run(overrides: Sequence[str], tolerance: int, only: str | None) -> None:
-    if tolerance < 0:
-        raise ConfigError(f"--tolerance {tolerance}: must be >= 0")
-    config, detectors = compose_stages(overrides, only)
-    work, calibration = load_work(config)
-    rows = [
-        hold(name, settings, config, (work, calibration), tolerance)
-        for name, settings in detectors.items()
-    ]
-    print_report(rows, work, tolerance)
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="greenroom stages",
+        description="Hold stage detectors against a trace's annotated stages; or test those stages.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("overrides", nargs="*", help="settings")
+    late = "decode steps by which a boundary may be found late"
+    add("--tolerance", type=int, metavar="STEPS", help=f"{late} (default: {TOLERANCE})")
+    add("--only", metavar="NAMES", help="detectors, by commas (default: all)")
+    add(
+        "--test",
+        action="store_true",
+        help="test whether experts follow the stages, not the detectors",
+    )
+    add("--by", metavar="NAME", help=f"with --test: whose stages (default: {_ANNOTATED})")
+    add("--draws", type=int, metavar="N", help="with --test: random cuts (default: 1000)")
+    add("--seed", type=int, default=0, metavar="N", help="of what is drawn (default: 0)")
+    add("--out", type=Path, metavar="FOLDER", help="write stages.json, with --test a figure too")
+    return parser
 
 
-def compose_stages(
-    overrides: Sequence[str], only: str | None = None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the configuration of a run, and the settings of each detector by name."""
-    from hydra import compose, initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
-    from omegaconf import OmegaConf
-
-    def plain(config: Any) -> dict[str, Any]:
-        found: Any = OmegaConf.to_container(config, resolve=True)
-        return dict(found)
-
-    GlobalHydra.instance().clear()
-    with initialize_config_module("conf", version_base="1.3"):
-        known = GlobalHydra.instance().config_loader().get_group_options(_GROUP)
-        names = known if only is None else only.split(",")
-        for name in names:
-            if name not in known:
-                raise ConfigError(f"--only {name}: no such detector{did_you_mean(name, known)}")
-        own = {name: [o for o in overrides if _detector_of(o) == name] for name in known}
-        rest = [o for o in overrides if _detector_of(o) not in known]
-        config = plain(compose("config", overrides=rest))
-        detectors = {}
-        for name in names:
-            settings = plain(compose(f"{_GROUP}/{name}"))[_GROUP]
-            for override in own[name]:
-                _check_parameter(override, settings)
-            changes = [_renamed(override) for override in own[name]]
-            detectors[name] = plain(compose(f"{_GROUP}/{name}", overrides=changes))[_GROUP]
-    return config, detectors
+def _check(options: argparse.Namespace) -> None:
+    """Refuse what means nothing."""
+    for flag, value, least in (
+        ("--tolerance", options.tolerance, 0),
+        ("--draws", options.draws, 1),
+        ("--seed", options.seed, 0),
+    ):
+        if value is not None and value < least:
+            raise ConfigError(f"{flag} {value}: must be >= {least}")
+    pointless = ("tolerance", "only") if options.test else ("by", "draws")
+    for flag in pointless:
+        if getattr(options, flag) is not None:
+            word = "without" if options.test else "with"
+            raise ConfigError(f"--{flag} {getattr(options, flag)}: only {word} --test")
+    if options.out is not None and options.out.exists() and not options.out.is_dir():
+        raise ConfigError(f"--out {options.out}: must be a folder")
 
 
-def _detector_of(override: str) -> str:
-    """Return the first part of an override's key: ``drift`` of ``+drift.short=16``."""
-    return override.lstrip("+~").partition("=")[0].partition(".")[0]
+def _compare(options: argparse.Namespace) -> None:
+    """Hold the detectors against the annotation."""
+    tolerance = TOLERANCE if options.tolerance is None else options.tolerance
+    config, detectors = compose_stages(options.overrides, options.only)
+    work = load_work(config)
+    rows = []
+    for number, (name, settings) in enumerate(detectors.items()):
+        rng = np.random.default_rng([options.seed, number])
+        rows.append(hold(name, settings, config, work, StageScore(tolerance), rng))
+    print_report(rows, work[0], tolerance)
+    if options.out is not None:
+        _write(options.out, {"detectors": [as_record(row) for row in rows]})
 
 
-def _check_parameter(override: str, settings: Mapping[str, Any]) -> None:
-    """Refuse to change what is not there; a leading + adds it, and then the constructor may refuse."""
-    key = override.partition("=")[0]
-    parameter = key.partition(".")[2]
-    if not key.startswith("+") and parameter.partition(".")[0] not in settings:
-        hint = did_you_mean(parameter, settings)
-        raise ConfigError(f"{key}: no such parameter{hint} (to add one write +{key}=...)")
+def _test(options: argparse.Namespace) -> None:
+    """Test stages; print, and write where that is asked for."""
+    from sim.progress import step_bar
+    from sim.stage_structure_report import print_findings
+
+    by = options.by or _ANNOTATED
+    trace, texts = _cut(options.overrides, by)
+    settings = TestSettings(options.draws or TestSettings().draws, options.seed)
+    with step_bar("layers") as watch:
+        on_layer = None if watch is None else watch(trace.meta.num_layers)
+        found = examine(trace, texts, by, settings, on_layer)
+    print_findings(found)
+    if options.out is not None:
+        from sim.stage_plot import draw_findings
+
+        _write(options.out, {"test": found.to_dict()})
+        print(f"figure: {draw_findings(found, options.out / 'stages')}", file=sys.stderr)
 
 
-def _renamed(override: str) -> str:
-    """Return the override of a detector's parameter as the configuration file of it knows it."""
-    key = override.lstrip("+~")
-    return override[: len(override) - len(key)] + f"{_GROUP}." + key.partition(".")[2]
+def _cut(overrides: Sequence[str], by: str) -> tuple[Trace, list[StagedText]]:
+    """Return the trace and its texts in the stages that ``by`` finds."""
+    if "," in by:
+        raise ConfigError(f"--by {by}: must be one detector")
+    config, detectors = compose_stages(overrides, by, "--by")
+    work = load_work(config)
+    if by == _ANNOTATED:
+        return work[0].trace, annotated_texts(work[0])
+    lacking = missing_column(detectors[by], work[0])
+    if lacking is not None:
+        raise ConfigError(f"--by {by}: needs {lacking}, which the trace lacks")
+    return work[0].trace, found_texts(work[0], detect(by, detectors[by], config, work))
 
 
-def load_work(config: Mapping[str, Any]) -> tuple[Workload, Calibration]:
-    """Return the work of a run and the requests that detectors may learn from."""
-    from sim.build import load_trace
+def _write(folder: Path, record: dict[str, Any]) -> None:
+    from sim.results import write_text
 
-    check_settings(config)
-    trace = load_trace(config["trace"]["path"])
-    calibration = calibration_of(config, trace, load_trace)
-    spared = [calibration.span] if calibration.trace is trace else []
-    work = Workload.from_settings(config["workload"], trace, spared)
-    if work.is_open:
-        raise ConfigError(
-            f"workload.arrivals = {config['workload']['arrivals']}: must be closed, so that the steps do not "
-            "depend on a clock"
-        )
-    return work, calibration
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "stages.json", json.dumps(record, indent=1) + "\n")
 
 
-def hold(
-    name: str,
-    settings: Mapping[str, Any],
-    config: Mapping[str, Any],
-    work: tuple[Workload, Calibration],
-    tolerance: int,
-) -> Row:
-    """Run one detector over the work; what it needs and the trace lacks is a row of its own."""
-    from sim.parts import build_detector
+def as_record(row: Row) -> dict[str, Any]:
+    """Return what a detector did as JSON knows it."""
+    if row.missing is not None:
+        return {"detector": row.name, "missing": row.missing}
+    score = row.score
+    return {
+        "detector": row.name,
+        "tolerance_steps": score.tolerance,
+        **{key: getattr(score, key) for key in _COUNTS},
+        "chance": None if row.chance is None else row.chance._asdict(),
+        "delays_steps": sorted(score.delays),
+        "stage_steps": row.stage_steps,
+        "found_of_kind": {kind: [n, right] for kind, (n, right) in row.recall_of.items()},
+        "spent_us": row.spent_us,
+    }
 
-    workload, calibration = work
-    score, decode_steps, steps, spent_ns = StageScore(tolerance), 0, 0, 0
-    target = settings["_target_"]
-    for column in (*_NEEDS.get(target, ()), *getattr(pydoc.locate(target), "needs", ())):
-        if column not in workload.trace.columns:
-            how = "greenroom record --help tells how one is made that has"
-            return Row(name, score, missing=f"needs {column}, which the trace lacks; {how}")
-    group = {"name": name, _GROUP: dict(settings)}
-    detector = build_detector({**config, "policy": group}, workload, calibration)
-    for seen in replay_stages(detector, [workload]):
-        score.add(seen.step, seen.is_boundary)
-        steps += 1
-        decode_steps += seen.step.phase != Phase.PREFILL
-        spent_ns += seen.spent_ns
-    return Row(name, score, decode_steps / (score.num_found + 1), spent_ns / max(1, steps) / 1e3)
+
+_COUNTS = ("num_found", "num_true", "num_right", "precision", "recall", "f1")
 
 
 def annotated_likeness(work: Workload) -> tuple[float, Likeness, Likeness] | None:
@@ -206,7 +187,7 @@ def print_report(rows: Sequence[Row], work: Workload, tolerance: int) -> None:
     console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
     table = Table()
     table.add_column("detector", no_wrap=True)
-    for title in ("found", "true", "precision", "recall", "mean delay", "stage length", "us/step"):
+    for title in _TITLES:
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(row.name, *_cells(row))
@@ -217,25 +198,55 @@ def print_report(rows: Sequence[Row], work: Workload, tolerance: int) -> None:
         highlight=False,
     )
     console.print(table)
+    if any(row.recall_of for row in rows):
+        console.print(
+            "Share of the stages of each kind whose beginning was found:", highlight=False
+        )
+        console.print(_by_kind(rows))
     for line in _words(rows, work, tolerance):
         console.print(line, highlight=False, soft_wrap=True)
 
 
+_TITLES = (
+    *("found", "true", "precision", "recall", "F1", "chance F1", "p"),
+    *("delay mean", "p50", "p90", "stage length", "us/step"),
+)
+
+
 def _cells(row: Row) -> list[str]:
     if row.missing is not None:
-        return ["-"] * 7
-    score = row.score
-    shares = ["-" if s is None else f"{100 * s:.1f}%" for s in (score.precision, score.recall)]
-    delay = "-" if score.mean_delay is None else f"{score.mean_delay:.1f}"
-    true = str(score.num_true) if score.num_true else "-"
-    counts = [str(score.num_found), true]
-    return [*counts, *shares, delay, f"{row.stage_steps:.1f}", f"{row.spent_us:.1f}"]
+        return ["-"] * len(_TITLES)
+    score, chance = row.score, row.chance
+    shares = (score.precision, score.recall, score.f1, None if chance is None else chance.f1)
+    luck = "-" if chance is None else f"{chance.p_value:.3f}"
+    delays = ["-"] * 3
+    if score.mean_delay is not None:
+        middle = np.quantile(score.delays, [0.5, 0.9], method="inverted_cdf")
+        delays = [f"{score.mean_delay:.1f}", *(f"{delay:.0f}" for delay in middle)]
+    counts = [str(score.num_found), str(score.num_true) if score.num_true else "-"]
+    shown = ["-" if share is None else f"{100 * share:.1f}%" for share in shares]
+    return [*counts, *shown, luck, *delays, f"{row.stage_steps:.1f}", f"{row.spent_us:.1f}"]
+
+
+def _by_kind(rows: Sequence[Row]) -> Any:
+    """Return a table of the share of stages of each kind that each detector found."""
+    from rich.table import Table
+
+    told = [row for row in rows if row.recall_of]
+    kinds = told[0].recall_of
+    table = Table("detector", *(f"{kind} ({count})" for kind, (count, _) in kinds.items()))
+    for row in told:
+        shares = (f"{100 * right / count:.0f}%" for count, right in row.recall_of.values())
+        table.add_row(row.name, *shares)
+    return table
 
 
 def _words(rows: Sequence[Row], work: Workload, tolerance: int) -> list[str]:
     lines = [
         f"A boundary found is right from the annotated one on to {tolerance} decode steps later; delay and "
-        "length are in decode steps; the time is measured on this machine.",
+        "length are in decode steps; the time is measured on this machine. Chance: as many boundaries at "
+        f"random steps; p: share of {DRAWS} shifts of a detector's own boundaries around the run whose F1 is "
+        "as high.",
         *(f"{row.name}: {row.missing}." for row in rows if row.missing is not None),
     ]
     found = annotated_likeness(work)
@@ -250,5 +261,6 @@ def _words(rows: Sequence[Row], work: Workload, tolerance: int) -> list[str]:
         f"Adjacent annotated stages ({length:.1f} tokens on average, {by_stage.num_pairs} pairs): cosine "
         f"{by_stage.cosine:.3f}, most used experts in common {100 * by_stage.overlap:.1f}%.",
         f"Adjacent windows of {max(1, round(length))} tokens ({even.num_pairs} pairs): cosine "
-        f"{even.cosine:.3f}, {100 * even.overlap:.1f}%.",
+        f"{even.cosine:.3f}, {100 * even.overlap:.1f}%. Is that the stages, or that near tokens are alike? "
+        "--test tells.",
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from sim.coherence import likeness, stages, windows
 from sim.policies.detectors import AnnotatedStageDetector, FixedStageDetector
 from sim.simulate import simulate
+from sim.stage_hold import compose_stages
 from sim.stage_replay import replay_stages, stage_uses
-from sim.stage_report import compose_stages, main
+from sim.stage_report import main
 from sim.stage_score import StageScore
 from sim.types import ConfigError, Phase, StepInfo
 from sim.workload import Workload
@@ -149,9 +151,9 @@ def report(capsys: Any, *words: str) -> tuple[int, str, str]:
 
 
 def cells(out: str) -> dict[str, list[str]]:
-    """Return the table by detector, without the time."""
+    """Return the table by detector, without what is drawn and the time."""
     rows = [[c.strip() for c in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
-    return {row[0]: row[1:-1] for row in rows}
+    return {row[0]: [*row[1:6], *row[8:-1]] for row in rows if len(row) == 13}
 
 
 def test_every_detector_is_held_against_the_annotation(tmp_path: Path, capsys: Any) -> None:
@@ -164,9 +166,12 @@ def test_every_detector_is_held_against_the_annotation(tmp_path: Path, capsys: A
     assert (code, err) == (0, "")
     table = cells(out)
     assert sorted(table) == options("stages")
-    assert table["annotated"] == ["3", "3", "100.0%", "100.0%", "0.0", "2.2"]
-    assert table["fixed"] == ["3", "3", "66.7%", "66.7%", "1.0", "2.2"]
-    assert table["cues"] == table["entropy"] == ["-"] * 6
+    whole = "100.0%"
+    assert table["annotated"] == ["3", "3", whole, whole, whole, "0.0", "0", "0", "2.2"]
+    assert table["fixed"] == ["3", "3", "66.7%", "66.7%", "66.7%", "1.0", "1", "1", "2.2"]
+    assert table["cues"] == table["entropy"] == ["-"] * 9
+    kinds = [line for line in out.splitlines() if line.startswith("│ fixed") and "%" in line][1]
+    assert kinds.split("│")[2:-1] == [" 50%      ", " 100%     "], "of two plans and one work"
     assert "cues: needs text, which the trace lacks;" in out
     assert "entropy: needs router_logits, which the trace lacks;" in out
     assert "(3.0 tokens on average, 2 pairs): cosine 0.000" in out
@@ -177,7 +182,7 @@ def test_a_trace_without_annotation_says_so(tmp_path: Path, capsys: Any) -> None
     place = f"trace.path={tmp_path / 't.parquet'}"
     code, out, _ = report(capsys, "--only", "fixed,annotated", place, "fixed.steps=4")
     assert code == 0
-    assert cells(out)["fixed"] == ["2", "-", "-", "-", "-", "3.0"]
+    assert cells(out)["fixed"] == ["2", "-", "-", "-", "-", "-", "-", "-", "3.0"]
     assert "annotated: needs stage, which the trace lacks" in out
     assert "The trace has no annotated stages (column stage)" in out
 
@@ -193,6 +198,14 @@ def test_parameters_of_detectors_are_set_by_their_names() -> None:
     ("words", "message"),
     [
         (["--only", "drft"], "--only drft: no such detector; did you mean 'drift'?"),
+        (["--test", "--by", "drft"], "--by drft: no such detector; did you mean 'drift'?"),
+        (["--test", "--by", "cues,drift"], "--by cues,drift: must be one detector"),
+        (["--test", "--by", "entropy"], "--by entropy: needs router_logits, which the trace lacks"),
+        (["--test", "--draws", "0"], "--draws 0: must be >= 1"),
+        (["--test", "--only", "cues"], "--only cues: only without --test"),
+        (["--draws", "9"], "--draws 9: only with --test"),
+        (["--seed", "-1"], "--seed -1: must be >= 0"),
+        (["--out", __file__], "must be a folder"),
         (["--tolerance", "-1"], "--tolerance -1: must be >= 0"),
         (["workload.arrivals=poisson", "workload.rate_per_s=1"], "must be closed"),
         (["trace=tinny"], "trace = tinny: no such option; did you mean 'tiny'?"),
@@ -218,3 +231,43 @@ def test_a_policy_without_stages_takes_no_detector() -> None:
     del config["policy"]["stages"]
     with pytest.raises(ConfigError, match="policy/stage_oracle: needs stages"):
         simulate(config)
+
+
+def test_the_stages_are_tested_and_what_is_told_is_written(tmp_path: Path, capsys: Any) -> None:
+    write_trace(tmp_path / "t.parquet", annotated(requests=6))
+    place, out = f"trace.path={tmp_path / 't.parquet'}", tmp_path / "found"
+    words = ("--test", place, "calibration.requests=[0,1]", "--draws", "49")
+    code, text, err = report(capsys, *words, "--out", str(out))
+    assert (code, err) == (0, f"figure: {out / 'stages.png'}\n")
+    assert text.startswith(
+        "synthetic trace of toy: 15 stages (annotated) in what 5 requests decode"
+    )
+    assert "Yes: at equal distance two tokens of one stage share 100.0 % of their experts" in text
+    found = json.loads((out / "stages.json").read_text())["test"]
+    assert found["pairs"]["against"]["shifted"]["p_value"] == 1 / 50
+    assert found["beyond"] is None, "it has no token ids"
+    assert found["captures"][0]["held"]["kind"] == 1.0
+    assert sorted(file.name for file in out.iterdir()) == [
+        "stages.json",
+        "stages.pdf",
+        "stages.png",
+    ]
+    code, text, _ = report(capsys, *words, "--by", "fixed", "fixed.steps=4")
+    assert code == 0
+    assert "(fixed) in what 5 requests decode" in text
+    write_trace(tmp_path / "plain.parquet", annotated(labels=None, requests=6))
+    code, text, err = report(capsys, "--test", f"trace.path={tmp_path / 'plain.parquet'}")
+    assert (code, text) == (2, "")
+    assert "the trace has no annotated stages (column stage)" in err
+
+
+def test_what_detectors_did_is_written(tmp_path: Path, capsys: Any) -> None:
+    write_trace(tmp_path / "t.parquet", annotated(requests=3))
+    words = (f"trace.path={tmp_path / 't.parquet'}", "--only", "annotated,entropy")
+    code, _, _ = report(capsys, *words, "workload.requests=[1,2]", "--out", str(tmp_path))
+    assert code == 0
+    one, other = json.loads((tmp_path / "stages.json").read_text())["detectors"]
+    assert (one["detector"], one["num_right"], one["f1"]) == ("annotated", 3, 1.0)
+    assert one["delays_steps"] == [0, 0, 0]
+    assert one["found_of_kind"] == {"plan": [2, 2], "work": [1, 1]}
+    assert other == {"detector": "entropy", "missing": other["missing"]}
