@@ -53,14 +53,14 @@ def test_files_that_tell_too_little_say_how_to_import_them(tmp_path: Path) -> No
     write_lines(tmp_path / "c.jsonl", [meta, *routes(ids[:, 0])])
     (tmp_path / "d.jsonl").write_text("words\n")
     for name, message in (
-        ("a.jsonl", "JSON lines that do not tell their model: `greenroom import FORMAT`"),
+        ("a.jsonl", "give --num-experts, --model or --config, to `greenroom import lattice`"),
         (
             "b.parquet",
             "give --num-experts, --model or --config, to `greenroom import moe-policylang`",
         ),
         ("c.jsonl", "to `greenroom import vllm-patch`"),
-        ("d.jsonl", "d.jsonl: Expecting value"),
-        ("none.jsonl", "No such file"),
+        ("d.jsonl", "d.jsonl: JSON that looks like no format that is known"),
+        ("none.jsonl", "no such file"),
         ("none.parquet", "no such file"),
     ):
         with pytest.raises(TraceError, match=message) as error:

@@ -138,9 +138,9 @@ def test_activation_matrices_without_a_sequence_are_dropped(tmp_path: Path) -> N
 def test_files_that_hold_no_matrices(tmp_path: Path) -> None:
     path = tmp_path / "a.npy"
     for content, message in (
-        (uses(3, 6), r"holds \(3, 6\): must be \[sequences, layers, experts\]"),
+        (uses(3, 6), r"holds float64\(3, 6\): must be floats \[sequences, layers, experts\]"),
         (np.zeros((2, 3, 6)), "no layer has an expert in any token"),
-        (np.full((1, 1, 1), "x"), r"counts are <U1\(1, 1, 1\): must be numbers"),
+        (np.full((1, 1, 1), "x"), r"holds <U1\(1, 1, 1\): must be floats"),
         (np.array([None]), r"not a whole \.npy file of numbers: Object arrays"),
     ):
         np.save(path, content)

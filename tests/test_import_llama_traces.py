@@ -241,8 +241,8 @@ def test_a_stream_that_is_none_is_refused(tmp_path: Path) -> None:
     for data, message in (
         (b"MOE2" + good, "is a MOE2 dump of tensors"),
         (good[:-8], r"byte 408: record 2 \(12 tokens, k 4\) is cut short: must have 204 bytes"),
-        (good[:-2], "is cut short"),
-        (b"", "0 bytes: must be whole records"),
+        (good[:-2], "610 bytes: must be whole int32"),
+        (b"", "0 bytes: must be whole int32, at least one record"),
         (np.array([0, 0, 4], dtype="<i4").tobytes(), r"record 0 begins with \[0, 0, 4\]"),
         (records([ids, choices(5, top_k=3)]), "k of record 3 is 3: must be 4 as in record 0"),
         (uneven, "the last layer has fewer tokens than the others"),

@@ -98,6 +98,10 @@ def test_a_batch_is_linked_by_order_and_begins_anew_when_its_size_changes(tmp_pa
             [META, {**routes(warm_up(1))[0], "topk_weights": [1.0]}],
             "must be 4 numbers, one an expert",
         ),
+        (
+            [META, *routes(warm_up(2)), {**routes(warm_up(1))[0], "topk_weights": None}],
+            "1 of 3 routes lack topk_weights: must be all or none",
+        ),
         ([META | {"num_experts": "many"}], "num_experts is 'many': must be a whole number"),
         ([META, *routes(warm_up(3)), *routes(warm_up(3), first=7)], "req_id 'r1': token 7 follows"),
         ([META, *routes(warm_up(40)), *routes(warm_up(40))], "only a warm-up was recorded"),

@@ -183,7 +183,7 @@ def test_a_softmax_made_up_of_a_vllm_session_is_no_softmax(tmp_path: Path, two_p
     trace = read_as("moe-policylang", path)
     assert trace.router_logits is None
     assert (trace.meta.weight_semantics, trace.meta.normalized) == ("applied", True)
-    assert notes_with(trace, "made up of a vLLM session's weights")
+    assert notes_with(trace, "is made up of a vLLM session's weights")
 
 
 def test_rows_that_do_not_fit_together_are_refused(tmp_path: Path, two_prompts) -> None:

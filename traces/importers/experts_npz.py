@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from numpy.typing import NDArray
 
 from traces.importers.artefacts import refuse_rankings
 from traces.importers.completed import completed
-from traces.importers.sources import NOT_NPY
+from traces.importers.npz_file import load_npz
 from traces.importers.told import Told
 from traces.schema import (
     DECODE,
@@ -97,16 +95,18 @@ def _stated_context(path: Path, header: dict[str, Any]) -> int:
 
 
 def _load(path: Path) -> tuple[NDArray[np.integer], dict[str, Any]]:
-    """Return the ids and the parsed header; pickled arrays are refused."""
+    """Return the ids and the parsed header."""
+    arrays = load_npz(path)
+    if not {"experts", "meta"} <= arrays.keys():
+        held = ", ".join(arrays) or "nothing"
+        raise TraceError(
+            f"{path}: holds {held}: must be a llama-moe-trace archive: experts and meta"
+        )
+    ids = np.asarray(arrays["experts"])
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            ids, text = archive["experts"], str(archive["meta"])
-        header = json.loads(text)
-    except KeyError as error:
-        raise TraceError(f"{path}: array {error.args[0]!r}: must be 'experts' and 'meta'") from None
-    except (OSError, *NOT_NPY, zipfile.BadZipFile, zlib.error) as error:
-        reason = " ".join(str(error).split())
-        raise TraceError(f"{path}: not a llama-moe-trace archive: {reason}") from None
+        header = json.loads(str(arrays["meta"]))
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{path}: meta is not JSON: {error}") from None
     if not isinstance(header, dict):
         raise TraceError(f"{path}: meta is {header!r}: must be a JSON object")
     if ids.ndim != 3 or ids.dtype.kind not in "iu" or 0 in ids.shape:

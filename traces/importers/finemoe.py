@@ -84,7 +84,7 @@ def _take_logarithms(requests: list[Routed]) -> None:
             one.router_logits = np.log(one.router_logits)
 
 
-def _origin(path: Path, probs: list[NDArray[np.floating] | None], notes: list[str]) -> Origin:
+def _origin(path: Path, num_experts: int | None, found: list[str]) -> Origin:
     parts = path.stem.split("~")
     return Origin(
         file=str(path),

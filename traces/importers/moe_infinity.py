@@ -19,9 +19,11 @@ from traces.trace import TraceError
 def read(path: Path, told: Told) -> ExpertCounts:
     """Return the matrices, one sample a sequence; raises TraceError for anything else."""
     matrices = read_npy(path)
-    if matrices.ndim != 3:
-        rule = "must be [sequences, layers, experts]"
-        raise TraceError(f"{path}: holds {matrices.shape}: {rule}")
+    if (
+        matrices.ndim != 3 or matrices.dtype.kind != "f"
+    ):  # whole numbers are expert ids of an engine
+        rule = "must be floats [sequences, layers, experts]"
+        raise TraceError(f"{path}: holds {matrices.dtype}{matrices.shape}: {rule}")
     origin = Origin(
         file=str(path),
         what="MoE-Infinity activation matrices",

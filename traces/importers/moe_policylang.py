@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,42 +42,34 @@ def read(path: Path, told: Told) -> Trace:
     """
     is_parquet = path.suffix.lower() == ".parquet"
     rows = rows_of_parquet(path) if is_parquet else rows_of_json(path)
-    header = rows.header
-    told = _with_header(told, header)
-    ids, found = _choices(rows, path, told)
-    cells = Cells(
-        request=rows.request,
-        token=rows.token,
-        layer=rows.layer,
-        expert_ids=ids,
-        expert_weights=_scores(rows, ids),
-        of_token=rows.of_token,
-    )
-    is_level = rows.softmax is not None and _is_level(rows.softmax, ids)
-    cells.router_logits = None if is_level and rows.logits is None else _logits(rows, found)
-    if is_level:
-        found.append(
-            "the softmax rows are made up of a vLLM session's weights: no logits; applied weights"
-        )
+    told = _with_header(told, rows.header)
+    cells, semantics, found = _cells(rows, path, told)
     pivoted, layers = pivot(cells, str(path), lambda number: f"prompt {rows.prompts[number]}")
     lengths = _prompt_tokens(pivoted, told, path, found)
     requests = [_request(one, length) for one, length in zip(pivoted, lengths, strict=True)]
-    semantics = "applied" if is_level else "raw_prob"
     origin = Origin(
         file=str(path),
         what=f"moe-policylang {'Parquet' if is_parquet else 'JSON lines'}",
-        recorder="moe-policylang" if header is None else header.recorder or "Greenroom",
-        detail=""
-        if header is None
-        else f"exported from {header.provenance.kind} {header.provenance.source}",
-        weight_semantics="none" if cells.expert_weights is None else semantics,
+        weight_semantics=semantics,
         num_experts=_num_experts(rows, path, told),
         top_k=rows.top_k,
         model=rows.model,
         layer_indices=layers,
-        notes=(*((_OWN_CHOICE,) if header is None else header.notes), _STEPS, *found),
+        **_recorder(rows.header, found),
     )
-    return _honest(assemble(requests, told, origin), header)
+    return _honest(assemble(requests, told, origin), rows.header)
+
+
+def _recorder(header: TraceMeta | None, found: list[str]) -> dict[str, Any]:
+    """Return who recorded the trace, and its notes."""
+    if header is None:
+        return {"recorder": "moe-policylang", "notes": (_OWN_CHOICE, _STEPS, *found)}
+    source = header.provenance
+    return {
+        "recorder": header.recorder or "Greenroom",
+        "detail": f"exported from {source.kind} {source.source}",
+        "notes": (*header.notes, _STEPS, *found),
+    }
 
 
 def _with_header(told: Told, header: TraceMeta | None) -> Told:
@@ -108,6 +101,28 @@ def _honest(trace: Trace, header: TraceMeta | None) -> Trace:
 
 
 # -- what was chosen -------------------------------------------------------------------------------
+
+
+def _cells(rows: Rows, path: Path, told: Told) -> tuple[Cells, str, list[str]]:
+    """Return the rows as cells, what their weights are, and notes."""
+    ids, found = _choices(rows, path, told)
+    is_level = rows.softmax is not None and _is_level(rows.softmax, ids)
+    cells = Cells(
+        request=rows.request,
+        token=rows.token,
+        layer=rows.layer,
+        expert_ids=ids,
+        expert_weights=_scores(rows, ids),
+        router_logits=None if is_level and rows.logits is None else _logits(rows, found),
+        of_token=rows.of_token,
+    )
+    if cells.expert_weights is None:
+        return cells, "none", found
+    if is_level:
+        found.append(
+            "the softmax is made up of a vLLM session's weights: no logits, applied weights"
+        )
+    return cells, "applied" if is_level else "raw_prob", found
 
 
 def _choices(rows: Rows, path: Path, told: Told) -> tuple[NDArray[np.int32], list[str]]:

@@ -165,7 +165,8 @@ def rows_of_json(path: Path) -> Rows:
         path, lambda name: _of_lists(columns[name], name, path, name in present), present, None
     )
     rows.num_experts, rows.top_k = header["num_experts"], header.get("top_k")
-    rows.model = str(header.get("model_name") or "") or None
+    name = str(header.get("model_name") or "")
+    rows.model = (Path(name).name if Path(name).is_absolute() else name) or None
     return rows
 
 
@@ -255,11 +256,12 @@ def _check_values(path: Path, name: str, values: NDArray[Any] | None) -> None:
     """Refuse what 16 bits do not hold, and what no router gives; a logit may be minus infinity."""
     if values is None or values.dtype.kind == "i":
         return
-    least = -np.inf if name == "router_logits" else 0
-    wrong = ~((values >= least) & (values <= MOST_WEIGHT))
+    is_logit = name == "router_logits"
+    least = -MOST_WEIGHT if is_logit else 0
+    wrong = ~((values >= least) & (values <= MOST_WEIGHT)) & ~(is_logit & np.isneginf(values))
     if wrong.any():
         row, place = np.argwhere(wrong)[0].tolist()
-        rule = f"must be a number{'' if least else ' >= 0'} of 16 bits"
+        rule = f"must be a number{'' if is_logit else ' >= 0'} that 16 bits hold"
         raise TraceError(f"{path}: row {row}: {name}[{place}] is {values[row, place]}: {rule}")
     if name != "router_scores" and values.shape[1] < 2:
         raise TraceError(

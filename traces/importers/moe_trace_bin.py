@@ -63,36 +63,41 @@ def _rows(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         raise TraceError(
             f"{path}: is a MOE2 dump of tensors, which is another tool's: no stream of ids"
         )
-    numbers = np.frombuffer(data[: len(data) // 4 * 4], dtype="<i4")
+    if not data or len(data) % 4:
+        raise TraceError(f"{path}: {len(data)} bytes: must be whole int32, at least one record")
+    numbers = np.frombuffer(data, dtype="<i4")
     layers: list[int] = []
     parts: list[NDArray[np.int32]] = []
     at = 0
     while at < len(numbers):
-        head = numbers[at : at + _HEAD].tolist()
-        if len(head) < _HEAD or head[0] < 0 or min(head[1:]) < 1:
-            rule = "must be layer >= 0, n_tokens >= 1, k >= 1"
-            raise TraceError(
-                f"{path}: byte {4 * at}: record {len(parts)} begins with {head}: {rule}"
-            )
-        end = at + _HEAD + head[1] * head[2]
-        if end > len(numbers):
-            what = f"record {len(parts)} ({head[1]} tokens, k {head[2]}) is cut short"
-            raise TraceError(f"{path}: byte {4 * at}: {what}: must have {4 * (end - at)} bytes")
-        part = numbers[at + _HEAD : end].reshape(head[1], head[2])
+        part, layer, at = _record(path, numbers, at, len(parts))
         if parts and part.shape[1] != parts[0].shape[1]:
-            rule = f"must be {parts[0].shape[1]} as in record 0"
-            raise TraceError(
-                f"{path}: byte {4 * at}: k of record {len(parts)} is {head[2]}: {rule}"
+            where = (
+                f"byte {4 * (at - part.size - _HEAD)}: k of record {len(parts)} is {part.shape[1]}"
             )
-        layers += [head[0]] * head[1]
-        parts.append(part.astype(np.int32))
-        at = end
-    if not parts or len(data) % 4:
-        raise TraceError(f"{path}: {len(data)} bytes: must be whole records of int32, at least one")
+            raise TraceError(f"{path}: {where}: must be {parts[0].shape[1]} as in record 0")
+        layers += [layer] * len(part)
+        parts.append(part)
     ids = np.concatenate(parts)
     if (ids < 0).any():
         raise TraceError(f"{path}: expert {int(ids.min())}: must be >= 0")
     return np.array(layers, dtype=np.int64), ids
+
+
+def _record(
+    path: Path, numbers: NDArray[np.int32], at: int, place: int
+) -> tuple[NDArray[np.int32], int, int]:
+    """Return ids [n_tokens, k] and layer of the record at ``at``, and where the next one begins."""
+    head = numbers[at : at + _HEAD].tolist()
+    if len(head) < _HEAD or head[0] < 0 or min(head[1:]) < 1:
+        rule = "must be layer >= 0, n_tokens >= 1, k >= 1"
+        raise TraceError(f"{path}: byte {4 * at}: record {place} begins with {head}: {rule}")
+    layer, num_tokens, top_k = head
+    end = at + _HEAD + num_tokens * top_k
+    if end > len(numbers):
+        what = f"record {place} ({num_tokens} tokens, k {top_k}) is cut short"
+        raise TraceError(f"{path}: byte {4 * at}: {what}: must have {4 * (end - at)} bytes")
+    return numbers[at + _HEAD : end].reshape(num_tokens, top_k).astype(np.int32), layer, end
 
 
 def _contexts(passes: list[Pass], context_tokens: int | None, path: Path) -> list[Routed]:

@@ -89,8 +89,10 @@ def _origin(path: Path, what: str, layers: tuple[int, ...], notes: Sequence[str]
 def _lines(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeError) as error:
-        raise TraceError(f"{path}: {' '.join(str(error).split())}") from None
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from None
+    except UnicodeError:
+        raise TraceError(f"{path}: not UTF-8 text: must be lines of numbers") from None
     while lines and not lines[-1].strip():
         lines.pop()
     if not lines:

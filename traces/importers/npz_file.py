@@ -57,7 +57,7 @@ def load_npz(path: Path) -> dict[str, Any]:
         ImportError,
         zipfile.BadZipFile,
         zlib.error,
-        NotImplementedError,
+        RuntimeError,  # encrypted, or a compression that nobody knows
     ) as error:
         raise TraceError(f"{path}: not a npz archive: {' '.join(str(error).split())}") from None
 

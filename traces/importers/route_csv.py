@@ -1,9 +1,10 @@
 """Reads BigMoeOnEdge ``route_trace v1`` files: routing, weights and what the phone's cache held.
 
 Comment lines give the model and the bytes of one expert by layer; then one CSV row a chosen
-expert: ``turn, phase, step, layer, slot, expert, weight, residency, expert_bytes``. Here ``step``
-counts tokens, prompt included. Prefill rows come layer by layer, decode rows step by step. The
-engine computes the last layer only for the last prompt token, so the others lack that layer.
+expert: ``turn, phase, step, layer, slot, expert, weight, residency, expert_bytes``, and in later
+builds ``dropped``; columns go by name. Here ``step`` counts tokens, prompt included. Prefill rows
+come layer by layer, decode rows step by step. The engine computes the last layer only for the last
+prompt token, so the others lack that layer.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from traces.schema import NO_EXPERT, PREFILL, Provenance, Trace, TraceError, Tra
 _SIGNATURE = "# route_trace v1"
 _HEADING = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
 _COLUMNS = _HEADING.split(",")
-_ROW = np.dtype([(name, "f8" if name == "weight" else "i8") for name in _COLUMNS])
+_DROPPED = "dropped"  # a column of later builds: the engine left the choice out
 
 RESIDENCY_ROW = np.dtype(
     [
@@ -34,7 +35,7 @@ RESIDENCY_ROW = np.dtype(
         ("slot", "i2"),
         ("expert", "i4"),
         ("phase", "u1"),  # PREFILL or DECODE
-        ("resident", "?"),  # was it in the engine's cache? always false in prefill
+        ("resident", "?"),  # was it in the engine's cache, or brought there ahead of its use?
         ("loaded_bytes", "i8"),  # read from storage for this row; 0 where it was there already
     ]
 )
@@ -49,7 +50,7 @@ class _RouteFile:
     path: Path
     header: dict[str, str]  # model, arch, n_layer, n_expert, n_expert_used
     expert_bytes: dict[int, int]  # by absolute layer
-    rows: NDArray[np.void]  # of _ROW, in file order
+    rows: NDArray[np.void]  # a field a column, in file order
 
 
 def read(path: Path, told: Told) -> Trace:
@@ -77,9 +78,11 @@ def read_route_csv(
     top_k = _header_int(source, "n_expert_used")
     _check_cells(source, (token, layer, slot), (len(tokens), len(layers), top_k))
     ids = np.full((len(tokens), len(layers), top_k), NO_EXPERT, dtype=np.uint16)
-    weights = np.zeros(ids.shape, dtype=np.float16)
     ids[token, layer, slot] = rows["expert"]
-    weights[token, layer, slot] = rows["weight"]
+    weights = None
+    if not np.isnan(rows["weight"]).any():
+        weights = np.zeros(ids.shape, dtype=np.float16)
+        weights[token, layer, slot] = rows["weight"]
     phase = np.zeros(len(tokens), dtype=np.uint8)
     phase[token] = rows["phase"]
     request, position, step = _places(tokens, phase)
@@ -97,7 +100,7 @@ def read_route_residency(path: str | os.PathLike[str]) -> NDArray[np.void]:
     residency = np.zeros(len(rows), dtype=RESIDENCY_ROW)
     for name in ("step", "layer", "slot", "expert", "phase"):
         residency[name] = rows[name]
-    residency["resident"] = rows["residency"] == 1
+    residency["resident"] = rows["residency"] > 0
     residency["loaded_bytes"] = rows["expert_bytes"]
     return residency
 
@@ -112,53 +115,83 @@ def _parse(path: Path) -> _RouteFile:
         raise TraceError(f"{path}: line 1 is {found!r}: must be {_SIGNATURE!r}")
     comments = [line for line in lines if line.startswith("#")]
     body = lines[len(comments) :]
-    if not body or body[0] != _HEADING:
+    columns = body[0].split(",") if body else []
+    if not {*_COLUMNS} <= {*columns} or len({*columns}) < len(columns):
         found = body[0][:99] if body else ""
-        raise TraceError(f"{path}: the column line is {found!r}: must be {_HEADING}")
-    pairs = [dict(re.findall(r"(\w+)=(\S+)", line)) for line in comments]
-    header = next((pair for pair in pairs if "n_expert" in pair), {})
-    sizes = {pair["layer"]: pair["expert_bytes"] for pair in pairs if "expert_bytes" in pair}
-    rows = _rows(path, body[1:], len(comments) + 2)
-    return _RouteFile(path, header, {int(k): int(v) for k, v in sizes.items()}, rows)
+        raise TraceError(f"{path}: the column line is {found!r}: must have {_HEADING}")
+    header = next((line for line in comments if "n_expert=" in line), "")
+    rows = _rows(path, body[1:], columns, len(comments) + 2)
+    return _RouteFile(path, _pairs(header), _sizes(path, comments), rows)
 
 
-def _rows(path: Path, lines: list[str], first_line: int) -> NDArray[np.void]:
+def _pairs(line: str) -> dict[str, str]:
+    """Return the ``key=value`` pairs of a comment; values may hold blanks."""
+    return dict(re.findall(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)", line))
+
+
+def _sizes(path: Path, comments: list[str]) -> dict[int, int]:
+    """Return the bytes of one expert by layer."""
+    sizes = {}
+    for number, line in enumerate(comments, 1):
+        found = _pairs(line)
+        if "expert_bytes" not in found:
+            continue
+        layer, size = found.get("layer", ""), found["expert_bytes"]
+        if not (layer.isdecimal() and size.isdecimal()):
+            rule = "must have whole numbers as layer and expert_bytes"
+            raise TraceError(f"{path}: line {number} is {line[:60]!r}: {rule}")
+        sizes[int(layer)] = int(size)
+    return sizes
+
+
+def _row_type(columns: list[str]) -> np.dtype[np.void]:
+    """Return the type of a row: numbers in the columns that are known, text in others."""
+    kinds = dict.fromkeys((*_COLUMNS, _DROPPED), "i8") | {"weight": "f8"}
+    return np.dtype([(name, kinds.get(name, "U1")) for name in columns])
+
+
+def _rows(path: Path, lines: list[str], columns: list[str], first_line: int) -> NDArray[np.void]:
     """Parse the CSV rows and check each value by itself; errors give the line, counted from 1."""
     if not lines:
         raise TraceError(f"{path}: no rows: a trace has at least one")
+    kind = _row_type(columns)
     try:
-        rows = np.loadtxt(lines, dtype=_ROW, delimiter=",", ndmin=1, comments=None)
+        rows = np.loadtxt(lines, dtype=kind, delimiter=",", ndmin=1, comments=None)
     except ValueError:
         number, line = next(
-            (at, line) for at, line in enumerate(lines, first_line) if not _is_row(line)
+            (at, line) for at, line in enumerate(lines, first_line) if not _is_row(line, kind)
         )
-        rule = f"must be {len(_COLUMNS)} numbers: {_HEADING}"
+        rule = f"must be {len(columns)} numbers: {','.join(columns)}"
         raise TraceError(f"{path}: line {number} is {line[:60]!r}: {rule}") from None
     if len(rows) != len(lines):
         raise TraceError(f"{path}: {len(rows)} rows in {len(lines)} lines: must be one a line")
-    limits = {
-        "turn": 2**31,
-        "phase": 2,
-        "step": 2**31,
-        "layer": 2**15,
-        "residency": 2,
-        "weight": 65504,
-    }
-    for name in _COLUMNS:
-        values = rows[name]
-        good = (values >= 0) & (values < limits.get(name, np.inf))
-        if not good.all():
+    weights_unknown = bool(np.isnan(rows["weight"]).all())
+    for name in (name for name in columns if kind[name].kind != "U"):
+        values, limit = rows[name], _LIMITS.get(name, np.inf)
+        good = (values >= 0) & (values < limit)
+        if not good.all() and not (name == "weight" and weights_unknown):
             first = int(np.argmin(good))
-            rule = f"must be >= 0 and < {limits[name]}" if name in limits else "must be >= 0"
+            rule = f"must be >= 0 and < {limit}" if name in _LIMITS else "must be >= 0"
             raise TraceError(
                 f"{path}: line {first_line + first}: {name} is {values[first]}: {rule}"
             )
     return rows
 
 
-def _is_row(line: str) -> bool:
+_LIMITS = {
+    "turn": 2**31,
+    "phase": 2,
+    "step": 2**31,
+    "layer": 2**15,
+    "residency": 3,
+    "weight": 65504,
+    _DROPPED: 2,
+}
+
+
+def _is_row(line: str, kind: np.dtype[np.void]) -> bool:
     try:
-        return np.loadtxt([line], dtype=_ROW, delimiter=",", ndmin=1, comments=None).size == 1
+        return np.loadtxt([line], dtype=kind, delimiter=",", ndmin=1, comments=None).size == 1
     except ValueError:
         return False
 
@@ -216,7 +249,7 @@ def _meta(
     source: _RouteFile,
     layers: NDArray[np.integer],
     ids: NDArray[np.uint16],
-    weights: NDArray[np.float16],
+    weights: NDArray[np.float16] | None,
     told: tuple[int | None, str | None],
 ) -> TraceMeta:
     """Build the header; ``told`` is what the caller knows: the native top-k and the licence."""
@@ -225,13 +258,11 @@ def _meta(
         rule = f"must be the {len(sizes)} that the header gives expert_bytes for"
         raise TraceError(f"{source.path}: rows name {len(layers)} layers: {rule}")
     empty = (ids == NO_EXPERT).all(axis=-1)
-    sums = weights.sum(axis=-1, dtype=np.float32)[~empty]
-    normalized = bool(np.abs(sums - 1).max() < 0.01)
     facts: dict[str, Any] = {
         "incomplete_layers": (len(layers) - 1,) if empty[:, -1].any() else (),
         "expert_bytes": tuple(sizes[layer] for layer in sorted(sizes)) or None,
-        "sorted_by_weight": bool((weights[..., 1:] <= weights[..., :-1]).all()),
-        "normalized": normalized,
+        "sorted_by_weight": False,
+        **({} if weights is None else _of_weights(weights, ~empty)),
     }
     model = source.header.get("model", "unknown").rsplit("/", 1)[-1].removesuffix(".gguf")
     native_top_k, licence = told
@@ -242,20 +273,36 @@ def _meta(
         top_k=ids.shape[-1],
         layer_indices=tuple(layers.tolist()),
         scoring="unknown",
-        weight_semantics="applied",
+        weight_semantics="none" if weights is None else "applied",
         recorder="BigMoeOnEdge route_trace",
         recorder_version="v1",
-        notes=(*_NOTES, *_findings(facts, native_top_k, ids.shape[-1])),
+        notes=(*_NOTES, *_findings(source, facts, native_top_k, ids.shape[-1])),
         licence=licence,
         provenance=Provenance("imported", f"{source.path.name}: route_trace v1 CSV"),
         **facts,
     )
 
 
-def _findings(facts: dict[str, Any], native_top_k: int | None, top_k: int) -> list[str]:
+def _of_weights(weights: NDArray[np.float16], there: NDArray[np.bool_]) -> dict[str, bool]:
+    sums = weights.sum(axis=-1, dtype=np.float32)[there]
+    return {
+        "sorted_by_weight": bool((weights[..., 1:] <= weights[..., :-1]).all()),
+        "normalized": bool(np.abs(sums - 1).max() < 0.01),
+    }
+
+
+def _findings(
+    source: _RouteFile, facts: dict[str, Any], native_top_k: int | None, top_k: int
+) -> list[str]:
     """Return the notes that depend on the file."""
-    sums = "sum to one" if facts["normalized"] else "do not sum to one"
+    sums = "sum to one" if facts.get("normalized") else "do not sum to one"
     notes = [f"weights taken as applied: the source does not say; they {sums}"]
+    if "normalized" not in facts:
+        notes = ["weights are unknown (nan): the engine's graph exposed none"]
+    fields = source.rows.dtype.names or ()
+    if _DROPPED in fields and (dropped := int(source.rows[_DROPPED].sum())):
+        what = "choices of the router were left out by the engine: they are kept here"
+        notes.append(f"warning: {dropped} {what}")
     if native_top_k is None:
         notes.append("the model's native top_k is not in the source: k may have been forced")
     elif native_top_k != top_k:

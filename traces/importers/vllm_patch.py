@@ -51,7 +51,7 @@ def read(path: Path, told: Told) -> Trace:
         For a line of another kind, runs of several models in one file, and rows that do not fit together.
     """
     source = _parse(path)
-    cells = _cells(source)
+    cells = _cells(source, path)
     if is_running(cells):
         rows, first = _without_warm_up(cells)
         requests, layers, found = _by_request(rows, source, path, told)
@@ -133,17 +133,22 @@ def _checked(line: dict[str, Any], where: str) -> dict[str, Any]:
     return line
 
 
-def _cells(source: _File) -> Cells:
+def _cells(source: _File, path: Path) -> Cells:
     """Return the rows; a request is a ``req_id`` of one run."""
     rows = source.rows
     names = [(run, str(row["req_id"])) for run, row in zip(source.runs, rows, strict=True)]
     given = [row.get("topk_weights") for row in rows]
+    absent = given.count(None)
+    if 0 < absent < len(given):
+        raise TraceError(
+            f"{path}: {absent} of {len(given)} routes lack topk_weights: must be all or none"
+        )
     return Cells(
         request=codes(names)[0],
         token=np.array([row["token_idx"] for row in rows], dtype=np.int64),
         layer=np.array([row["layer"] for row in rows], dtype=np.int64),
         expert_ids=padded([row["topk_ids"] for row in rows], EMPTY, np.int32),
-        expert_weights=None if None in given else _weights(given),
+        expert_weights=None if absent else _weights(given),
     )
 
 

@@ -1,0 +1,87 @@
+"""``greenroom export``: writes a trace in the format of another tool."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from sim.mistakes import complain
+from traces.exporters.formats import EXPORTS, Export, export_named
+from traces.importers.by_name import read_any
+from traces.store import is_trace_file, iter_trace
+from traces.trace import Trace, TraceError
+
+_PROGRAM = "greenroom export"
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; return the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.format is None:
+            for known in EXPORTS:
+                print(f"{known.name:22} {known.what}")
+            return 0
+        _export(options)
+    except Exception as error:
+        return complain(_PROGRAM, error)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=_PROGRAM,
+        description="Write a trace in the format of another tool.",
+        epilog="formats:\n"
+        + "\n".join(f"  {known.name:22} {known.what}" for known in EXPORTS)
+        + "\n\nWhat the format has no place for is said.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "format", nargs="?", metavar="FORMAT", help="see below; without one: list them"
+    )
+    parser.add_argument("path", nargs="?", type=Path, metavar="TRACE", help="a trace file")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: TRACE's name here")
+    return parser
+
+
+def _export(options: argparse.Namespace) -> None:
+    form = export_named(options.format)
+    if options.path is None:
+        raise TraceError(f"{options.format}: TRACE is missing: must be the trace to export")
+    out = options.out or _default_out(options.path, form)
+    if out.exists():
+        raise TraceError(f"{out}: is there already: must be a new file; --out names it")
+    counter = _Counted(_chunks(options.path))
+    lost = form.writer()(counter, out)
+    print(f"{out}: {counter.num_rows} tokens of {options.path}, {form.what}")
+    for what in lost:
+        print(f"  not kept: {what}", file=sys.stderr)
+
+
+def _default_out(path: Path, form: Export) -> Path:
+    """Return the trace's name here with the format's own ending, never the name of a trace file of ours."""
+    stem = path.name.partition(".")[0] or "exported"
+    return Path(f"{stem}.{form.name}{form.suffix}")
+
+
+def _chunks(path: Path) -> Iterator[Trace]:
+    """Yield a trace by row group, so that one larger than memory passes through."""
+    if is_trace_file(path):
+        yield from iter_trace(path)
+    else:
+        yield read_any(path)
+
+
+class _Counted:
+    """Counts the rows of chunks that pass through."""
+
+    def __init__(self, chunks: Iterable[Trace]) -> None:
+        self._chunks, self.num_rows = chunks, 0
+
+    def __iter__(self) -> Iterator[Trace]:
+        for chunk in self._chunks:
+            self.num_rows += len(chunk)
+            yield chunk
