@@ -61,7 +61,15 @@ _COMMANDS = {
         "sim.published_cli",
         "predict what others published, and show how far off that is",
     ),
-    "record": ("traces.record_cli", "record the router trace of a torch MoE run"),
+    "record": (
+        "sim.record_cli",
+        "record a router trace: of a torch MoE, or of a running vLLM or SGLang",
+    ),
+    "import": ("sim.import_cli", "make a trace of what another tool recorded"),
+    "export": ("sim.export_cli", "write a trace in another tool's format"),
+    "stats": ("sim.stats_cli", "measure a trace's locality: does it suit offloading?"),
+    "synth": ("sim.synth_cli", "make a synthetic trace of any shape, fitted to a recorded one"),
+    "remoe": ("real.remoe_cli", "fine-tune a model's routers to reuse experts (ReMoE)"),
 }
 
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.policies.windows import coherence
-from traces.schema import NO_EXPERT
+from traces.locality_histograms import cosines, most_used
+from traces.locality_requests import choice_counts
 
 
 class Likeness(NamedTuple):
@@ -39,23 +39,22 @@ def likeness(
     top
         How many of the most used experts of each layer are compared; equals fall to the lower index.
     """
-    cosines, overlaps = list[float](), list[float]()
+    alike, overlaps = list[float](), list[float]()
     for text in stretches:
         counts = [histogram(ids, num_experts) for ids in text]
         for one, other in pairwise(counts):
-            cosines.append(float(coherence(one, other)))
-            overlaps.append(_overlap(one, other, top))
-    if not cosines:
+            alike.append(float(cosines(one, other).mean()))
+            common = most_used(one, top) & most_used(other, top)
+            overlaps.append(float(common.sum(axis=1).mean() / top))
+    if not alike:
         return Likeness(float("nan"), float("nan"), 0)
-    return Likeness(float(np.mean(cosines)), float(np.mean(overlaps)), len(cosines))
+    return Likeness(float(np.mean(alike)), float(np.mean(overlaps)), len(alike))
 
 
 def histogram(ids: NDArray[np.uint16], num_experts: int) -> NDArray[np.float64]:
     """Return how often each expert is chosen, float64[num_layers, num_experts]."""
-    layers = ids.shape[1]
-    bins = ids.astype(np.int64) + np.arange(layers)[:, None] * num_experts
-    counts = np.bincount(bins[ids != NO_EXPERT], minlength=layers * num_experts)
-    return counts.reshape(layers, num_experts).astype(np.float64)
+    one_group = np.zeros(len(ids), dtype=np.intp)
+    return choice_counts(ids, one_group, 1, num_experts)[0].astype(np.float64)
 
 
 def windows(ids: NDArray[np.uint16], length: int) -> list[NDArray[np.uint16]]:
@@ -68,10 +67,3 @@ def stages(ids: NDArray[np.uint16], labels: NDArray[np.int16]) -> list[NDArray[n
     known = np.flatnonzero(labels >= 0)
     begins = known[1:][labels[known[1:]] != labels[known[:-1]]]
     return np.split(ids, begins)
-
-
-def _overlap(one: NDArray[np.float64], other: NDArray[np.float64], top: int) -> float:
-    """Return the share of the ``top`` most used experts that two histograms have in common, over layers."""
-    sets = [np.argsort(-counts, axis=1, kind="stable")[:, :top] for counts in (one, other)]
-    common = (sets[0][:, :, None] == sets[1][:, None, :]).any(axis=2)
-    return float(common.mean())
