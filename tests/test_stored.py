@@ -120,8 +120,8 @@ def test_the_future_of_too_much_work_is_refused(
 
 # -- larger than memory ----------------------------------------------------------------------------
 
-SHAPE = {"num_layers": 58, "num_experts": 256, "top_k": 8}
-TOKENS, REQUESTS = 2048, 24
+SHAPE = {"num_layers": 58, "num_experts": 512, "top_k": 8}
+TOKENS, REQUESTS = 2048, 12
 CAPPED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
@@ -129,6 +129,8 @@ from traces.store import iter_trace
 path = sys.argv[1]
 print(sum(len(chunk) for chunk in iter_trace(path)))
 from sim.cli import main
+if main(["stats", path, "--curve-tokens=256"]):
+    sys.exit("stats failed")
 sys.exit(main([
     "sim", f"trace.path={path}", "model=deepseek_r1_ud_q2_k_xl", "machine=gh200", "policy=lru",
     "cache.ratio=0.0625", "workload.requests=[1,2]", "workload.length=[64,64]",
@@ -151,7 +153,7 @@ def large_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     position = np.arange(TOKENS, dtype=np.int32)
     slots = np.arange(8, dtype=np.uint16)
-    ids = (position[:, None, None].astype(np.uint16) // 16 * 8 + slots) % 256
+    ids = (position[:, None, None].astype(np.uint16) // 16 * 8 + slots) % 512
     request = Trace(
         meta,
         request_id=np.zeros(TOKENS, dtype=np.int32),
@@ -159,15 +161,17 @@ def large_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         phase=(position >= 64).astype(np.uint8),
         step=np.maximum(position - 63, 0),
         expert_ids=np.ascontiguousarray(np.broadcast_to(ids, (TOKENS, 58, 8)).astype(np.uint16)),
-        router_logits=np.zeros((TOKENS, 58, 256), dtype=np.float16),
+        router_logits=np.zeros((TOKENS, 58, 512), dtype=np.float16),
     )
-    with TraceWriter(path, meta, row_group_tokens=512) as writer:
+    with TraceWriter(path, meta, row_group_tokens=256) as writer:
         for number in range(REQUESTS):
             writer.append(replace(request, request_id=np.full(TOKENS, number, dtype=np.int32)))
     return path
 
 
-def test_a_trace_larger_than_memory_is_read_and_simulated(large_file: Path, tmp_path: Path) -> None:
+def test_a_trace_larger_than_memory_is_read_measured_and_simulated(
+    large_file: Path, tmp_path: Path
+) -> None:
     assert decoded_bytes(large_file) > 1.2 * 2**30
     told = subprocess.run(
         [sys.executable, "-c", CAPPED, str(large_file), str(tmp_path / "out")],
@@ -178,6 +182,7 @@ def test_a_trace_larger_than_memory_is_read_and_simulated(large_file: Path, tmp_
     )
     assert told.returncode == 0, told.stderr
     assert told.stdout.startswith(f"{TOKENS * REQUESTS}\n")
+    assert "Does it suit expert offloading?" in told.stdout
     assert (tmp_path / "out" / "summary.json").exists()
 
 
