@@ -10,6 +10,7 @@ from pathlib import Path
 from sim.mistakes import complain
 from traces.exporters.formats import EXPORTS, Export, export_named
 from traces.importers.by_name import read_any
+from traces.out_file import check_out
 from traces.store import is_trace_file, iter_trace
 from traces.trace import Trace, TraceError
 
@@ -54,6 +55,7 @@ def _export(options: argparse.Namespace) -> None:
     out = options.out or _default_out(options.path, form)
     if out.exists():
         raise TraceError(f"{out}: is there already: must be a new file; --out names it")
+    check_out(out, None)
     counter = _Counted(_chunks(options.path))
     lost = form.writer()(counter, out)
     print(f"{out}: {counter.num_rows} tokens of {options.path}, {form.what}")

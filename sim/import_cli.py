@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 from sim.mistakes import complain
-from sim.told_options import add_told_options, told_from
+from sim.told_options import add_told_options, refuse_unused, told_from
 from traces.counts import ExpertCounts, write_counts
-from traces.importers.formats import FORMATS, format_named
-from traces.store import write_trace
+from traces.importers.formats import FORMATS, Format, format_named
+from traces.importers.looks_like import looks_like
+from traces.out_file import check_out
+from traces.store import is_trace_file, write_trace
 from traces.trace import Trace, TraceError
 
 _PROGRAM = "greenroom import"
@@ -57,6 +59,8 @@ def _list() -> None:
 
 
 def _import(options: argparse.Namespace) -> None:
+    if options.path is None and Path(options.format).exists():
+        raise TraceError(f"{options.format}: FORMAT goes before it{_hint(Path(options.format))}")
     form = format_named(options.format)
     if options.path is None:
         raise TraceError(f"{options.format}: PATH is missing: must be the file or folder to import")
@@ -66,12 +70,32 @@ def _import(options: argparse.Namespace) -> None:
     if out.exists() and (options.out is None or out.samefile(options.path)):
         rule = "must be a new file" if options.out is None else "must not be the file to import"
         raise TraceError(f"{out}: is there already: {rule}; --out names it")
-    found = form.reader()(options.path, told_from(options))
+    check_out(out)
+    refuse_unused(options, form.takes, form.name)
+    found = _read(form, options)
     if isinstance(found, ExpertCounts):
         write_counts(out, found)
     else:
         write_trace(out, found)
     _tell(found, out)
+
+
+def _read(form: Format, options: argparse.Namespace) -> Trace | ExpertCounts:
+    told = told_from(options)
+    try:
+        return form.reader()(options.path, told)
+    except TraceError as error:
+        if "give --" in str(error):  # the right format, of which something is not told
+            raise
+        raise TraceError(f"{error}{_hint(options.path, form.name)}") from None
+
+
+def _hint(path: Path, named: str | None = None) -> str:
+    """Say which format a file looks like, if it is another one than ``named``."""
+    if is_trace_file(path):
+        return "; it is a trace of Greenroom already"
+    found = looks_like(path)
+    return f"; it looks like {found}" if found not in (None, named) else ""
 
 
 def _tell(found: Trace | ExpertCounts, out: Path) -> None:

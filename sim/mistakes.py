@@ -34,6 +34,8 @@ def explain(error: Exception, config: str = "config") -> str | None:
     """
     if isinstance(error, ConfigError | HardwareError | TraceError):
         return _one_line(str(error))
+    if isinstance(error, MemoryError):
+        return _one_line(f"not enough memory: {error}".rstrip(": "))
     hydra_line = _explain_hydra(error, config)
     if hydra_line is not None:
         return hydra_line

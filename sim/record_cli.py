@@ -88,8 +88,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _record(options: argparse.Namespace) -> int:
     """Ask the engine, write the trace, and return its number of rows."""
-    from sim.told_options import told_from
-    from traces.record_cli import check_out, counted, progress
+    from sim.told_options import refuse_unused, told_from
+    from traces.out_file import check_out
+    from traces.record_cli import counted, progress
     from traces.record_http import HttpClient
     from traces.record_http_apis import Asked
     from traces.record_http_kept import forget
@@ -110,6 +111,7 @@ def _record(options: argparse.Namespace) -> int:
     )
     key = os.environ.get(_KEY_VARIABLE) or None
     client = HttpClient(options.url, options.timeout, options.retries, key=key)
+    refuse_unused(options, (), f"answers of {options.engine}")
     told = told_from(options)
     lines = prompt_lines(options.prompts, options.requests)
     prompts = [_prompt(value, where) for where, value in lines]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,13 @@ def add_told_options(parser: argparse.ArgumentParser) -> None:
         add(f"--{name.replace('_', '-')}", type=int, metavar="N", help=text)
     add("--tokenizer", metavar="NAME", help="for the header")
     add("--licence", metavar="NAME", help="of the recording, for the header")
+
+
+def refuse_unused(options: argparse.Namespace, takes: Collection[str], what: str) -> None:
+    """Raise ConfigError for a length that was told although ``what`` makes no use of it."""
+    for name in ("prompt_tokens", "context_tokens"):
+        if getattr(options, name) is not None and name not in takes:
+            raise ConfigError(f"--{name.replace('_', '-')} goes with other formats, not {what}")
 
 
 def told_from(options: argparse.Namespace) -> Told:

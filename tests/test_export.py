@@ -182,8 +182,10 @@ def test_npz_says_what_it_loses_and_keeps_the_layers(tmp_path: Path) -> None:
     assert {"model", "num_experts", "n_moe_layers", "top_k", "k", "source"} <= {*header}
     found = read_as("experts-npz", path, hidden_size=64, native_top_k=8)
     assert (found.meta.layer_indices, found.meta.hidden_size) == ((1, 3, 4), 64)
-    assert notes_with(found, "top_k forced from 8 to 4")
-    with pytest.raises(TraceError, match="has 3 MoE layers: must be the 2 that were told"):
+    assert notes_with(found, "top_k was forced from 8 to 4")
+    with pytest.raises(
+        TraceError, match="layer 4 has experts: must be one of the MoE layers that were told"
+    ):
         read_as("experts-npz", path, layer_indices=(1, 3))
     with pytest.raises(TraceError, match="num_experts is 16: must be 32, as you said"):
         read_as("experts-npz", path, num_experts=32)

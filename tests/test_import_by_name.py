@@ -17,6 +17,8 @@ from foreign import (
     with_logits,
     write_lines,
 )
+from test_importers import route_lines
+from test_importers import write_lines as write_route_lines
 
 from traces.importers.by_name import read_any
 from traces.schema import TraceError
@@ -39,6 +41,19 @@ def test_files_that_tell_their_model_need_no_import(tmp_path: Path) -> None:
     ]
     write_lines(tmp_path / "d.jsonl", [header, *rows])
     np.testing.assert_array_equal(read_any(tmp_path / "d.jsonl").expert_ids, ids)
+
+
+def test_files_of_windows(tmp_path: Path) -> None:
+    """A mark at the beginning, other line ends, and blank lines at the end are no part of a file."""
+    names = ("a.jsonl", "b.csv")
+    write_lines(tmp_path / names[0], [META, *routes(choices(20)[:, 0])])
+    write_route_lines(tmp_path / names[1], route_lines())
+    for name in names:
+        path = tmp_path / name
+        trace = read_any(path)
+        text = path.read_bytes().replace(b"\n", b"\r\n")
+        path.write_bytes(b"\xef\xbb\xbf" + text + b"\r\n\r\n")
+        np.testing.assert_array_equal(read_any(path).expert_ids, trace.expert_ids)
 
 
 def test_files_that_tell_too_little_say_how_to_import_them(tmp_path: Path) -> None:

@@ -107,6 +107,10 @@ def test_counts_are_not_called_a_trace(tmp_path: Path, capsys: pytest.CaptureFix
         (["experts-npz", "{archive}", "--top-k", "0"], "top_k is 0: must be >= 1"),
         (["experts-npz", "{archive}", "--config", "{archive}"], "no JSON"),
         (["experts-npz", "{archive}", "--out", "{archive}"], "must not be the file to import"),
+        (["experts-npz", "{archive}", "--out", "no/x.parquet"], "the folder no does not exist"),
+        (["experts-npz", "{archive}", "--out", "x.csv"], "--out is x.csv: must end in .parquet"),
+        (["experts-npz", "{archive}", "--prompt-tokens", "3"], "goes with other formats"),
+        (["mpt", "{archive}", "--context-tokens", "3"], "goes with other formats, not mpt"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -93,6 +93,8 @@ def test_a_folder_looks_like_what_is_in_it(tmp_path: Path) -> None:
     (tmp_path / "a_readme").write_text("words\n")
     (tmp_path / "b").write_bytes(SAMPLES["mpt"])
     assert looks_like(tmp_path) == "mpt"
+    (tmp_path / "c").write_bytes(SAMPLES["route-csv"])
+    assert looks_like(tmp_path) is None
 
 
 @pytest.mark.parametrize("name", [known.name for known in FORMATS])

@@ -62,6 +62,22 @@ def test_layers_that_lack_experts_are_refused() -> None:
         assert message in refused(routed(ids), told=told_, origin=ZEROS)
 
 
+def test_more_layers_than_the_model_has_are_refused() -> None:
+    ids = with_dense([0])
+    assert len(made(routed(ids), told=Told(num_hidden_layers=4), origin=ZEROS))
+    told = Told(num_hidden_layers=3)
+    assert "has 4 layers: must be at most 3, as you said" in refused(
+        routed(ids), told=told, origin=ZEROS
+    )
+
+
+def test_what_a_file_states_of_top_k_is_compared() -> None:
+    trace = made(routed(drawn(6)), origin=replace(ORIGIN, top_k=8))
+    assert "warning: no token has more than 2 experts, the file states 8" in notes(trace)
+    stated = replace(ORIGIN, top_k=1)
+    assert "tokens have 2 experts: must be at most 1" in refused(routed(drawn(6)), origin=stated)
+
+
 def test_zeros_of_top_1_may_be_expert_0() -> None:
     ids = drawn(6, layers=4, top_k=1)
     ids[:, 0] = 0

@@ -60,7 +60,7 @@ def test_route_csv_becomes_a_trace(tmp_path: Path) -> None:
     assert (meta.num_experts, meta.top_k, meta.normalized, meta.licence) == (8, 2, True, "MIT")
     assert meta.provenance.kind == "imported"
     assert meta.provenance.source == "toy.csv: route_trace v1 CSV"
-    assert "top_k forced from 4 to 2" in meta.notes
+    assert "warning: top_k was forced from 4 to 2" in meta.notes
     assert meta.incomplete_layers == (1,)
     missing = (trace.expert_ids == NO_EXPERT).all(axis=-1)
     assert np.argwhere(missing).tolist() == [[0, 1], [1, 1], [5, 1], [6, 1]]
@@ -124,7 +124,7 @@ def test_route_residency_keeps_file_order(tmp_path: Path) -> None:
         (lambda lines: lines[:-1], "slots of step 4, layer 2 appear [1, 0] times: must be once"),
         (lambda lines: lines[:-2], "row 4: expert_ids[layer 1] is 65535: the layer is missing"),
         (lambda lines: lines[:12], "rows name 1 layers: must be the 2 that the header"),
-        (lambda lines: lines[:14] + lines[18:], "row 3: position is 4: must be 3"),
+        (lambda lines: lines[:14] + lines[18:], "turn 0: step 4 follows step 2: must be 3"),
         (lambda lines: lines[:14] + lines[16:], "row 3: expert_ids[layer 0] is 65535: the layer"),
         (
             lambda lines: [line.replace("n_expert=8 ", "n_expert=many ") for line in lines],
@@ -139,6 +139,12 @@ def test_broken_route_csv_is_refused(tmp_path: Path, edit, message: str) -> None
     assert message in str(error.value)
     assert str(error.value).startswith(f"{path}: ")
     assert "\n" not in str(error.value)
+
+
+def test_route_csv_phases_out_of_order(tmp_path: Path) -> None:
+    lines = ["0,1" + line[3:] if line[:8] == "0,0,1,1," else line for line in route_lines()]
+    with pytest.raises(TraceError, match="turn 0: step 2 is prefill: must not come after decode"):
+        read_route_csv(write_lines(tmp_path / "toy.csv", lines))
 
 
 def test_route_csv_of_later_builds(tmp_path: Path) -> None:
@@ -220,8 +226,8 @@ def test_broken_npz_is_refused(tmp_path: Path) -> None:
     negative, wide, twice = ids.copy(), ids.copy(), ids.copy()
     negative[1, 3, 2], wide[0, 5, 0], twice[0, 7, 1] = -1, 16, ids[0, 7, 0]
     for changed, meta, message in (
-        (negative, {}, r"row 3: experts\[layer 1, slot 2\] is -1: must lie in 0..15"),
-        (wide, {}, r"row 5: experts\[layer 0, slot 0\] is 16: must lie in 0..15"),
+        (negative, {}, r"row 3: experts\[layer 1, slot 2\] is -1: must be >= 0"),
+        (wide, {}, r"context 0: row 5, layer 0, slot 0 is expert 16: must lie in 0..15"),
         (twice, {}, r"row 7: expert_ids\[layer 0, slot 1\] is \d+: is there twice"),
         (ids, {"top_k": 8}, "meta key 'top_k' is 8: must be 4, as experts is"),
         (ids, {"n_moe_layers": 3}, "meta key 'n_moe_layers' is 3: must be 2"),
@@ -289,7 +295,7 @@ def test_what_was_told_goes_into_the_header_of_route_traces(tmp_path: Path) -> N
     path = tmp_path / "t.csv"
     write_lines(path, route_lines())
     trace = read_as("route-csv", path, native_top_k=4, model="toy", num_shared_experts=1)
-    assert "top_k forced from 4 to 2" in trace.meta.notes
+    assert "warning: top_k was forced from 4 to 2" in trace.meta.notes
     assert len([note for note in trace.meta.notes if "forced" in note]) == 1
     assert (trace.meta.model, trace.meta.num_shared_experts) == ("toy", 1)
     with pytest.raises(TraceError, match="top_k is 2: must be 3, as you said"):

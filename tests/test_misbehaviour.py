@@ -229,3 +229,10 @@ def test_nobody_writes_in_the_trace(batch: int) -> None:
     config["workload"] |= {"batch_size": batch, "prefill_chunk": 1}
     with pytest.raises(ValueError, match="read-only"):
         simulate(config)
+
+
+def test_too_little_memory_is_one_line() -> None:
+    assert explain(MemoryError()) == "not enough memory"
+    with pytest.raises(MemoryError) as caught:
+        np.empty(2**55)
+    assert str(explain(caught.value)).startswith("not enough memory: Unable to allocate")

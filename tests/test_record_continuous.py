@@ -106,6 +106,12 @@ def test_greedy_tokens_are_those_of_the_bare_model() -> None:
         assert trace.token_id[trace.request_id == number].tolist() == said[0].tolist()[:-1]
 
 
+def test_a_batch_of_more_than_all_requests_takes_no_memory_for_the_others() -> None:
+    model = build("mixtral")
+    trace = recorded(model, replace(SAMPLED, batch_size=10**8, max_new_tokens=2))
+    assert_same(trace, recorded(model, replace(SAMPLED, batch_size=len(PROMPTS), max_new_tokens=2)))
+
+
 def test_steps_are_shared_as_the_engine_packed_them() -> None:
     trace = usual()
     assert (np.diff(trace.step) >= 0).all(), "rows stand in the order of the steps"

@@ -170,7 +170,7 @@ def test_what_passes_is_asked_for_again(fault: str, engine: str, tmp_path: Path)
         ("http 503", "HTTP 503: not now (3 attempts)"),
         ("http 400", "HTTP 400: not now"),
         ("cut", "the answer broke off after"),
-        ("garbage", "is not JSON (3 attempts)"),
+        ("garbage", "is not JSON: '<html>' (3 attempts)"),
         ("drop", "(3 attempts)"),
         ("abort", "aborted the request"),
         ("short", "2 rows of routing: must be 6"),
@@ -208,9 +208,11 @@ def test_a_finished_run_is_not_asked_again_and_another_is_refused(tmp_path: Path
             record(stub, TOKENS, kept, asked=asked("vllm", temperature=0.5))
         with pytest.raises(TraceError, match=r"was begun with prompts '3, sha256 "):
             record(stub, TOKENS[:2], kept)
-        (kept / "1.npz").write_bytes(b"torn")
-        with pytest.raises(TraceError, match=r"1\.npz: cannot be read, delete it"):
-            record(stub, TOKENS, kept)
+        whole = (kept / "1.npz").read_bytes()
+        for torn in (b"torn", b"", whole[:-9], whole[: len(whole) // 2]):
+            (kept / "1.npz").write_bytes(torn)
+            with pytest.raises(TraceError, match=r"1\.npz: is damaged: delete it"):
+                record(stub, TOKENS, kept)
     forget(kept)
     assert not kept.exists()
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from traces.out_file import whole_file
 from traces.schema import COUNTS_KEY, Provenance, TraceError
 
 if TYPE_CHECKING:
@@ -95,14 +96,8 @@ def write_counts(path: str | os.PathLike[str], counts: ExpertCounts) -> None:
     columns = [*(axis.astype(np.int32) for axis in places), counts.counts[places]]
     table = pa.table(dict(zip(_NAMES, columns, strict=True)))
     table = table.replace_schema_metadata({COUNTS_KEY: json.dumps(header).encode()})
-    temporary = Path(f"{path}.tmp-{os.getpid()}")
-    try:
+    with whole_file(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
-        temporary.replace(path)
-    except (pa.ArrowException, OSError) as error:
-        raise TraceError(f"{path}: {' '.join(str(error).split())}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def read_counts(path: str | os.PathLike[str]) -> ExpertCounts:

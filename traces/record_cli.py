@@ -6,7 +6,6 @@ torch and transformers are imported only when a recording starts, so ``--help`` 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from traces.out_file import check_out
 from traces.record_prompts import UsageError
 from traces.record_subject import (
     DEFAULT_REQUESTS,
@@ -128,18 +128,6 @@ def _check(options: argparse.Namespace) -> None:
         raise UsageError(
             f"--model is {options.model}: must be 'tiny', a folder or a .json file that exists"
         )
-
-
-def check_out(out: Path) -> None:
-    """Refuse a path that a trace cannot be written to."""
-    if out.suffix != ".parquet":
-        raise UsageError(f"--out is {out}: must end in .parquet")
-    if out.is_dir():
-        raise UsageError(f"--out is {out}: is a folder: must be a file")
-    if not out.parent.is_dir():
-        raise UsageError(f"--out is {out}: the folder {out.parent} does not exist")
-    if not os.access(out.parent, os.W_OK):
-        raise UsageError(f"--out is {out}: the folder cannot be written to")
 
 
 def record(options: argparse.Namespace) -> int:

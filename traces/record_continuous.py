@@ -207,11 +207,12 @@ def _manager(
     )
     _refuse_processors(model, config)
     longest = max(len(prompt) for prompt in prompts) + generation.max_new_tokens
+    at_once = min(generation.batch_size, len(prompts))  # pages for more would only take memory
     engine = ContinuousBatchingConfig(
         page_size=scheduling.page_tokens,
-        num_blocks=_pages(longest, generation.batch_size, scheduling),
-        max_batch_tokens=max(scheduling.max_batch_tokens, generation.batch_size),
-        max_requests_per_batch=generation.batch_size,
+        num_blocks=_pages(longest, at_once, scheduling),
+        max_batch_tokens=max(scheduling.max_batch_tokens, at_once),
+        max_requests_per_batch=at_once,
         max_blocks_per_request=0,
         allow_block_sharing=False,
         use_async_batching=False,

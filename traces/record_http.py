@@ -21,6 +21,7 @@ from traces.trace import TraceError
 
 PASSING_STATUS = (408, 425, 429, 500, 502, 503, 504)
 LONGEST_PAUSE_S = 30.0
+LONGEST_TIMEOUT_S = 1e6
 LONGEST_REASON = 200
 
 
@@ -76,15 +77,17 @@ class HttpClient:
     key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
         try:
+            parts = urlsplit(self.url)
             port = parts.port
         except ValueError:
-            port = 0
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+            parts, port = urlsplit(""), 0
+        plain = not (parts.username or parts.query or parts.fragment)
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or not plain:
             raise TraceError(f"url is {self.url!r}: must be http://host:port, or https")
-        if self.timeout_s <= 0:
-            raise TraceError(f"timeout_s is {self.timeout_s}: must be > 0")
+        if not 0 < self.timeout_s <= LONGEST_TIMEOUT_S:
+            rule = f"must be > 0 and <= {LONGEST_TIMEOUT_S:g}"
+            raise TraceError(f"timeout_s is {self.timeout_s}: {rule}")
         if self.retries < 0 or self.pause_s < 0:
             raise TraceError(f"retries are {self.retries}, pause_s {self.pause_s}: must be >= 0")
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, port
@@ -144,6 +147,8 @@ class HttpClient:
             content = response.read()
         except (OSError, http.client.HTTPException) as error:
             raise self._failure(error) from None
+        except MemoryError:
+            raise TraceError(f"{self.url}{path}: the answer does not fit into memory") from None
         finally:
             with self._lock:
                 self._open.discard(connection)
@@ -175,18 +180,22 @@ class HttpClient:
             raise _PassingError(reason, _seconds(response.getheader("Retry-After")))
         if response.status != 200:
             reason = reason_in(content) or response.reason
+            if target := response.getheader("Location"):
+                reason = f"is to be found at {target}"
             message = f"{self.url}{path}: HTTP {response.status}: {reason}"
             raise RefusedError(message, response.status)
         try:
             return json.loads(content)
-        except ValueError:
-            raise _PassingError(f"the answer of {len(content)} bytes is not JSON") from None
+        except (ValueError, RecursionError):
+            begin = content[:40].decode("utf-8", errors="replace")
+            what = f"the answer of {len(content)} bytes is not JSON: {begin!r}"
+            raise _PassingError(what) from None
 
 
 def reason_in(content: bytes) -> str:
     """Return the error message in an answer, in one line; the ways of FastAPI, vLLM and SGLang."""
     text = content.decode("utf-8", errors="replace")
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         found: Any = json.loads(text)
         for key in ("error", "message", "detail"):
             if isinstance(found, dict) and found.get(key) is not None:

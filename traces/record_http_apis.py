@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from traces.importers.answers import Answer, routed_of_sglang, routed_of_vllm
+from traces.importers.answers import Answer, error_in, routed_of_sglang, routed_of_vllm
 from traces.importers.routed import Routed
 from traces.importers.told import Told
 from traces.record_http import HttpClient, RefusedError
@@ -156,6 +156,8 @@ def read_answer(answer: Answer, prompt: Prompt, asked: Asked, told: Told, name: 
     """Return the request in an answer; see ``traces.importers.answers`` for what is refused."""
     if not isinstance(answer, Mapping):
         raise TraceError(f"{name}: the answer is {type(answer).__name__}: must be an object")
+    if reason := error_in(answer):
+        raise TraceError(f"{name}: the server answers with an error: {reason}")
     given = prompt if kind_of(prompt) == "tokens" else None
     if asked.engine == "vllm":
         return routed_of_vllm(answer, name=name, prompt_ids=given)[0]  # type: ignore[arg-type]
@@ -194,7 +196,8 @@ def ask_server(client: HttpClient, engine: str) -> Server:
             raise
         served = {}
     models = served.get("data") if isinstance(served, dict) else None
-    name = models[0].get("id") if models and isinstance(models[0], dict) else None
+    first = models[0] if isinstance(models, list) and models else None
+    name = first.get("id") if isinstance(first, dict) else None
     page = "/version" if engine == "vllm" else "/get_server_info"
     try:
         told = client.get(page, retries=0)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from traces.importers.npz_file import load_npz
 from traces.importers.routed import Routed
+from traces.out_file import whole_file
 from traces.trace import TraceError
 
 _SETTINGS = "asked.json"
@@ -38,7 +39,8 @@ class KeptRequests:
             if file.exists():
                 self._compare(plain, json.loads(file.read_text(encoding="utf-8")))
             else:
-                _write(file, json.dumps(plain, sort_keys=True, indent=1).encode())
+                with whole_file(file) as temporary:
+                    temporary.write_text(json.dumps(plain, sort_keys=True, indent=1))
         except (OSError, ValueError) as error:
             if isinstance(error, TraceError):
                 raise
@@ -64,26 +66,21 @@ class KeptRequests:
         if request.token_id is not None:
             columns["token_id"] = request.token_id.astype(np.int32)
         file = self.folder / f"{number}.npz"
-        temporary = self.folder / f"{number}.tmp-{os.getpid()}"
-        try:
-            with temporary.open("wb") as stream:
-                np.savez(stream, allow_pickle=False, **columns)
-            temporary.replace(file)
-        except OSError as error:
-            raise TraceError(f"{file}: {error.strerror}") from None
-        finally:
-            temporary.unlink(missing_ok=True)
+        with whole_file(file) as temporary, temporary.open("wb") as stream:
+            np.savez(stream, allow_pickle=False, **columns)
 
     def load(self, number: int) -> tuple[Routed, int]:
         """Return a kept request, and how many of its prompt's tokens the engine had cached."""
         file = self.folder / f"{number}.npz"
         try:
-            with np.load(file, allow_pickle=False) as columns:
-                num_prompt, first, cached = columns["facts"].tolist()
-                token_id = columns.get("token_id")
-                ids = columns["expert_ids"]
-        except (OSError, ValueError, KeyError) as error:
-            raise TraceError(f"{file}: cannot be read, delete it: {error}") from None
+            columns = load_npz(file)
+            num_prompt, first, cached = columns["facts"].tolist()
+            ids = columns["expert_ids"]
+        except (TraceError, AttributeError, TypeError, ValueError, KeyError):
+            raise TraceError(
+                f"{file}: is damaged: delete it, and its prompt is sent again"
+            ) from None
+        token_id = columns.get("token_id")
         request = Routed(
             f"prompt {number}", ids, num_prompt, token_id=token_id, first_position=first
         )
@@ -101,9 +98,3 @@ def _narrow(ids: NDArray[np.integer]) -> NDArray[np.integer]:
     if ids.dtype.itemsize <= 2:
         return ids
     return ids.astype(np.int16 if ids.size == 0 or ids.max() < 2**15 else np.int32)
-
-
-def _write(file: Path, content: bytes) -> None:
-    temporary = file.with_name(f"{file.name}.tmp-{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.replace(file)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from traces.importers.answers import cached_tokens
-from traces.importers.assemble import assemble
+from traces.importers.assemble import assemble, shaped
 from traces.importers.routed import Origin, Routed
 from traces.importers.told import Told
 from traces.record_http import HttpClient, RefusedError, StoppedError
@@ -108,8 +108,11 @@ class _Sender:
         self._told, self._model = told, model
 
     def probe(self) -> None:
-        """Ask for two tokens of the first prompt: a flag that is off shows at once."""
-        self._request(0, replace(self._asked, max_new_tokens=PROBE_TOKENS))
+        """Ask for two tokens of the first prompt: a flag that is off, or a wrong model, shows at once."""
+        request, _ = self._request(0, replace(self._asked, max_new_tokens=PROBE_TOKENS))
+        if request.expert_ids.shape[2] > 1:  # of one slot, a few zeros may be expert 0 by chance
+            shaped([request], self._told, _origin(self._client, self._asked, self._model))
+            _refuse_repeats(request)
 
     def send(self, number: int) -> int:
         """Ask for a prompt until its answer has routing; keep it, and return its rows."""
@@ -147,10 +150,23 @@ class _Sender:
             raise _UnreadableError(str(error)) from None
 
 
+def _refuse_repeats(request: Routed) -> None:
+    """Refuse an expert that a token's layer has twice, as bytes cut by a wrong shape have.
+
+    Zeros do not count: they may be of a layer that routes nothing.
+    """
+    ids = np.sort(np.where(request.is_empty_slot, 0, request.expert_ids), axis=-1)
+    if ((ids[..., 1:] == ids[..., :-1]) & (ids[..., 1:] > 0)).any():
+        rule = "is the model the one that was told, its layers and its top-k?"
+        raise TraceError(f"{request.name}: a layer has an expert twice for one token: {rule}")
+
+
 def _hint(error: TraceError, asked: Asked) -> str:
     """Return why a server may not know the page that was asked."""
     if not isinstance(error, RefusedError) or error.status != 404:
         return ""
+    if "/v1/v1/" in str(error):
+        return "; --url goes without /v1"
     if (asked.engine, asked.name) == ("vllm", "tokens"):
         return "; vLLM has this page with VLLM_ENABLE_SCALE_OUT_ENDPOINTS=1"
     return f"; is it a {_TITLES[asked.engine]} server?"
@@ -229,17 +245,8 @@ def _to_trace(
         )
     if text and not _add_text(client, requests, server.model):
         notes.append("no text: the engine returned no token ids, or has no /detokenize")
+    trace = assemble(requests, told, _origin(client, asked, server.model, notes))
     title = _TITLES[asked.engine]
-    origin = Origin(
-        file=f"{title} at {client.url}",
-        what=f"{title} {asked.how.path}",
-        recorder=RECORDER,
-        recorder_version=RECORDER_VERSION,
-        zero_means_dense=True,
-        model=title_of(server.model),
-        notes=tuple(notes),
-    )
-    trace = assemble(requests, told, origin)
     version = f" {server.version}" if server.version else ""
     detail = f"{title}{version}, {asked.how.path}, routed experts as the engine returns them"
     sampling = {
@@ -254,6 +261,21 @@ def _to_trace(
         seed=asked.seed,
     )
     return replace(trace, meta=meta)
+
+
+def _origin(
+    client: HttpClient, asked: Asked, model: str | None, notes: Sequence[str] = ()
+) -> Origin:
+    title = _TITLES[asked.engine]
+    return Origin(
+        file=f"{title} at {client.url}",
+        what=f"{title} {asked.how.path}",
+        recorder=RECORDER,
+        recorder_version=RECORDER_VERSION,
+        zero_means_dense=True,
+        model=title_of(model),
+        notes=tuple(notes),
+    )
 
 
 def title_of(model: str | None) -> str | None:
@@ -285,4 +307,6 @@ def _piece(client: HttpClient, token: int, model: str | None) -> str | None:
     except TraceError:
         return None
     found = [answer[key] for key in _TEXT_KEYS if isinstance(answer, dict) and key in answer]
-    return found[0] if found and isinstance(found[0], str) else None
+    if not found or not isinstance(found[0], str):
+        return None
+    return found[0].encode("utf-8", "replace").decode()  # half of a surrogate pair is no text

@@ -7,7 +7,6 @@ our own reader does right where all requests have one length (``context_tokens``
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from traces.out_file import whole_file
 from traces.trace import NO_EXPERT, Trace, TraceError, TraceMeta
 
 _MOST_EXPERTS = 2**15
@@ -81,15 +81,8 @@ def _header(meta: TraceMeta, lengths: NDArray[np.integer]) -> dict[str, Any]:
 
 
 def _save(out: Path, experts: NDArray[np.int16], header: dict[str, Any]) -> None:
-    temporary = Path(f"{out}.tmp-{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            np.savez_compressed(file, experts=experts, meta=np.array(json.dumps(header)))
-        temporary.replace(out)
-    except OSError as error:
-        raise TraceError(f"{out}: {error.strerror or error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(out) as temporary, temporary.open("wb") as file:
+        np.savez_compressed(file, experts=experts, meta=np.array(json.dumps(header)))
 
 
 def _lost(columns: set[str], lengths: NDArray[np.integer]) -> tuple[str, ...]:

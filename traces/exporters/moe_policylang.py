@@ -7,8 +7,8 @@ into the file's metadata, where their reader does not look and ours does.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.importers.moe_policylang_rows import EXPORT_KEY
+from traces.out_file import whole_file
 from traces.trace import NO_EXPERT, PHASE_NAMES, Trace, TraceError, TraceMeta
 
 _SOFTMAX = ("softmax", "topk_softmax")
@@ -30,29 +31,20 @@ def write(chunks: Iterable[Trace], out: Path) -> tuple[str, ...]:
     TraceError
         If ``out`` cannot be written.
     """
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    temporary = Path(f"{out}.tmp-{os.getpid()}")
-    file = None
-    lost: tuple[str, ...] = ()
-    try:
-        for chunk in chunks:
-            if file is None:
-                file = pq.ParquetWriter(temporary, _schema(chunk), compression="zstd")
-                lost = _lost(chunk)
-            file.write_table(_table(chunk, file.schema))
-        if file is None:
-            raise TraceError(f"{out}: no rows: a trace has at least one")
-        file.close()
-        temporary.replace(out)
-    except (pa.ArrowException, OSError) as error:
-        raise TraceError(f"{out}: {' '.join(str(error).split())}") from None
-    finally:
-        if file is not None and file.is_open:
-            file.close()
-        temporary.unlink(missing_ok=True)
-    return lost
+    remaining = iter(chunks)
+    first = next(remaining, None)
+    if first is None:
+        raise TraceError(f"{out}: no rows: a trace has at least one")
+    schema = _schema(first)
+    with (
+        whole_file(out) as temporary,
+        pq.ParquetWriter(temporary, schema, compression="zstd") as file,
+    ):
+        for chunk in chain([first], remaining):
+            file.write_table(_table(chunk, schema))
+    return _lost(first)
 
 
 def _schema(chunk: Trace) -> Any:

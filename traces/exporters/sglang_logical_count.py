@@ -7,13 +7,13 @@ experts, and copies of hot ones (EPLB). The counts are over all tokens, prompt a
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from traces.out_file import whole_file
 from traces.schema import NO_EXPERT, Trace, TraceError, TraceMeta
 
 
@@ -31,7 +31,9 @@ def write(chunks: Iterable[Trace], out: Path) -> tuple[str, ...]:
         counts = _uses(chunk) if counts is None else counts + _uses(chunk)
     if counts is None or meta is None:
         raise TraceError(f"{out}: there are no rows to count")
-    _write(out, _of_all_layers(counts, meta.layer_indices))
+    content = {"logical_count": _of_all_layers(counts, meta.layer_indices).tolist()}
+    with whole_file(out) as temporary:
+        temporary.write_text(json.dumps(content), encoding="utf-8")
     return _notes(meta)
 
 
@@ -48,17 +50,6 @@ def _of_all_layers(counts: NDArray[np.int64], layer_indices: tuple[int, ...]) ->
     every = np.zeros((layer_indices[-1] + 1, counts.shape[1]), dtype=np.int64)
     every[list(layer_indices)] = counts
     return every
-
-
-def _write(out: Path, counts: NDArray[np.int64]) -> None:
-    temporary = Path(f"{out}.tmp-{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps({"logical_count": counts.tolist()}), encoding="utf-8")
-        temporary.replace(out)
-    except OSError as error:
-        raise TraceError(f"{out}: {error.strerror or error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _notes(meta: TraceMeta) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from traces.importers.checked import keys_of
 from traces.importers.encoded import ids_of, raw_bytes, raw_int32
 from traces.importers.routed import Routed
 from traces.importers.sequence import (
@@ -30,7 +31,6 @@ SGLANG_FLAG = (
 )
 VLLM_FLAG = "start vLLM with --enable-return-routed-experts"
 _PREEMPTED = "a preempted or aborted request loses its routing, send it again"
-_EMPTY: Answer = {}
 
 
 def routed_of_sglang(
@@ -122,6 +122,17 @@ def cached_tokens(answer: Answer) -> int:
     if found is None:
         found = _inner(_inner(answer, "usage"), "prompt_tokens_details").get("cached_tokens")
     return found if isinstance(found, int) else 0
+
+
+def error_in(answer: Answer) -> str:
+    """Return what an engine complains of in place of an answer, else an empty string."""
+    error = answer.get("error")
+    if answer.get("object") == "error":
+        error = error or answer.get("message") or "error"
+    if not error:
+        return ""
+    message = error.get("message") if isinstance(error, Mapping) else error
+    return " ".join(str(message or error).split())[:120]
 
 
 def _vllm_choice(
@@ -236,7 +247,8 @@ def _of_logprobs(entries: object, num_tokens: object) -> list[int] | None:
     """Return the token ids of SGLang's (logprob, id, text) entries if they cover all tokens."""
     if not isinstance(entries, list) or not entries or len(entries) != num_tokens:
         return None
-    return [entry[1] for entry in entries]
+    good = all(isinstance(entry, (list, tuple)) and len(entry) > 1 for entry in entries)
+    return [entry[1] for entry in entries] if good else None
 
 
 def _meta_info(answer: Answer) -> Answer:
@@ -246,8 +258,7 @@ def _meta_info(answer: Answer) -> Answer:
 
 def _first_choice(answer: Answer) -> Answer:
     choices = answer.get("choices")
-    first = choices[0] if isinstance(choices, list) and choices else _EMPTY
-    return first if isinstance(first, Mapping) else _EMPTY
+    return keys_of(choices[0]) if isinstance(choices, list) and choices else {}
 
 
 def _refuse_aborted(reason: object, name: str) -> None:
@@ -263,5 +274,4 @@ def _first_of(*places: tuple[Answer, str]) -> Any:
 
 
 def _inner(source: Answer, key: str) -> Answer:
-    found = source.get(key)
-    return found if isinstance(found, Mapping) else _EMPTY
+    return keys_of(source.get(key))

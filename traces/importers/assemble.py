@@ -45,28 +45,11 @@ def assemble(requests: Sequence[Routed], told: Told, origin: Origin) -> Trace:
         For what no router can have produced, for shapes that differ between requests, and for facts that
         neither the file nor the user tells (the number of experts).
     """
-    requests = [request for request in requests if len(request)]
-    if not requests:
-        raise TraceError(f"{origin.file}: no routing in it: a trace has at least one row")
-    _check_alike(requests, origin)
-    layers, found = moe_layers(requests, told, origin)
-    slots = _used_slots(requests)
-    requests = [request.of_layers(layers, slots) for request in requests]
+    requests, layers, num_experts, found = shaped(requests, told, origin)
     for repair in (drop_blank_rows, drop_warm_up):
         requests, repaired = repair(requests, origin)
         found += repaired
     refuse_unfilled(requests, origin)
-    num_experts = needed(
-        origin.file,
-        "the number of experts",
-        agreed(origin.file, "num_experts", told.num_experts, origin.num_experts),
-        "--num-experts, --model or --config",
-    )
-    if slots > num_experts:
-        raise TraceError(f"{origin.file}: top_k is {slots}: must be <= num_experts {num_experts}")
-    for request in requests:
-        _check_range(request, num_experts, layers, origin)
-    found += forced_top_k(slots, told, origin)
     found += adjacency(requests, num_experts)
     sorted_by_weight, ordered = _by_weight(requests)
     found += ordered
@@ -78,6 +61,34 @@ def assemble(requests: Sequence[Routed], told: Told, origin: Origin) -> Trace:
     trace = _in_order_of_steps(trace)
     validate(trace, origin.file)
     return trace
+
+
+def shaped(
+    requests: Sequence[Routed], told: Told, origin: Origin
+) -> tuple[list[Routed], NDArray[np.intp], int, list[str]]:
+    """Return the requests with their MoE layers and used slots only, and what that tells of the model.
+
+    That is: the places of those layers in the source, the number of experts, and notes. Raises TraceError as
+    :func:`assemble` does, for all that is of the shape or out of range.
+    """
+    requests = [request for request in requests if len(request)]
+    if not requests:
+        raise TraceError(f"{origin.file}: no routing in it: a trace has at least one row")
+    _check_alike(requests, origin)
+    layers, found = moe_layers(requests, told, origin)
+    slots = _used_slots(requests)
+    num_experts = needed(
+        origin.file,
+        "the number of experts",
+        agreed(origin.file, "num_experts", told.num_experts, origin.num_experts),
+        "--num-experts, --model or --config",
+    )
+    if slots > num_experts:
+        raise TraceError(f"{origin.file}: top_k is {slots}: must be <= num_experts {num_experts}")
+    requests = [request.of_layers(layers, slots) for request in requests]
+    for request in requests:
+        _check_range(request, num_experts, layers, origin)
+    return requests, layers, num_experts, found + forced_top_k(slots, told, origin)
 
 
 def _check_alike(requests: Sequence[Routed], origin: Origin) -> None:

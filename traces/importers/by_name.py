@@ -46,13 +46,10 @@ def read_any(path: str | os.PathLike[str]) -> Trace:
 
 def _format_of(path: Path) -> str | None:
     """Return the name of the foreign format that a file is in, None for what may be a trace of ours."""
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        return None if is_trace_file(path) else looks_like(path)
-    if suffix not in _JSON or not path.is_file():
-        return _BY_SUFFIX.get(suffix)
-    name = looks_like(path)
-    if name is None:
+    if is_trace_file(path) or not path.is_file():
+        return None
+    name = looks_like(path) or _BY_SUFFIX.get(path.suffix.lower())
+    if name is None and path.suffix.lower() in _JSON:
         names = ", ".join(known.name for known in FORMATS)
         raise TraceError(
             f"{path}: JSON that looks like no format that is known: `greenroom import FORMAT` reads {names}"

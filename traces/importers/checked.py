@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from traces.trace import TraceError
@@ -44,6 +45,11 @@ def weights(value: object, where: str, count: int) -> list[float]:
 def _is_weight(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and -MOST_WEIGHT <= value <= MOST_WEIGHT
+
+
+def keys_of(value: object) -> Mapping[Any, Any]:
+    """Return a dict as it is, and nothing for any other value."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def _shown(value: object) -> str:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.importers.artefacts import refuse_rankings
-from traces.importers.completed import completed
+from traces.importers.assemble import assemble
 from traces.importers.npz_file import load_npz
+from traces.importers.routed import Origin, Routed
 from traces.importers.told import Told
-from traces.schema import (
-    DECODE,
-    NO_EXPERT,
-    PREFILL,
-    Provenance,
-    Trace,
-    TraceError,
-    TraceMeta,
-    validate,
-)
+from traces.schema import NO_EXPERT, Provenance, Trace, TraceError
 
 _NOTES = (
     "teacher-forced: the text was given, not sampled by the model",
@@ -39,52 +33,46 @@ _NOTES = (
     "scoring, absolute layer indices (0.. assumed) and expert sizes are not in the source",
 )
 
-
 _CONTEXT_TOKENS = 512
 """Length of a context as the recorder of the public archives cut it."""
 
 
 def read(path: Path, told: Told) -> Trace:
-    """Return the archive as a trace, completed with what the user told."""
-    trace = read_experts_npz(path, told.context_tokens, told.licence)
-    return completed(trace, told, str(path))
+    """Return the archive as a trace; each context becomes one request.
+
+    An archive tells the context length only if Greenroom exported it; else 512 is what its recorder uses.
+
+    Raises
+    ------
+    TraceError
+        For another archive, ids that are no experts, and whole rankings read flat.
+    """
+    ids, header = _load(path)
+    num_experts = _num_experts(path, ids, header)
+    if (ids < 0).any():
+        layer, token, slot = np.argwhere(ids < 0)[0].tolist()
+        where = f"row {token}: experts[layer {layer}, slot {slot}]"
+        raise TraceError(f"{path}: {where} is {ids[layer, token, slot]}: must be >= 0")
+    refuse_rankings(ids, num_experts, str(path))
+    context_tokens = told.context_tokens or _stated_context(path, header)
+    by_token = np.ascontiguousarray(ids.transpose(1, 0, 2))
+    requests = [
+        Routed(f"context {number}", by_token[start : start + context_tokens], 1)
+        for number, start in enumerate(range(0, len(by_token), context_tokens))
+    ]
+    notes = (*_NOTES, f"contexts of {context_tokens} tokens assumed, one request each")
+    trace = assemble(requests, told, _origin(path, ids, header, notes))
+    if header.get("kind") != "synthetic":
+        return trace
+    provenance: Provenance = replace(trace.meta.provenance, kind="synthetic")
+    return replace(trace, meta=replace(trace.meta, provenance=provenance))
 
 
 def read_experts_npz(
     path: str | os.PathLike[str], context_tokens: int | None = None, licence: str | None = None
 ) -> Trace:
-    """Return the archive as a trace; each context of ``context_tokens`` becomes one request.
-
-    An archive tells the context length only if Greenroom exported it; else 512 is what its recorder uses.
-    ``licence`` is the source's licence, which the archive does not name either.
-    """
-    path = Path(path)
-    if context_tokens is not None and context_tokens < 1:
-        raise TraceError(f"context_tokens is {context_tokens}: must be >= 1")
-    ids, header = _load(path)
-    if context_tokens is None:
-        context_tokens = _stated_context(path, header)
-    meta = _meta(path, ids, header, context_tokens, licence)
-    wrong = np.argwhere((ids < 0) | (ids >= meta.num_experts))
-    if len(wrong):
-        layer, token, slot = wrong[0].tolist()
-        raise TraceError(
-            f"{path}: row {token}: experts[layer {layer}, slot {slot}] is "
-            f"{ids[layer, token, slot]}: must lie in 0..{meta.num_experts - 1}"
-        )
-    refuse_rankings(ids, meta.num_experts, str(path))
-    rows = np.arange(ids.shape[1], dtype=np.int32)
-    position = rows % np.int32(context_tokens)
-    trace = Trace(
-        meta,
-        request_id=rows // np.int32(context_tokens),
-        position=position,
-        phase=np.where(position == 0, PREFILL, DECODE).astype(np.uint8),
-        step=rows,
-        expert_ids=np.ascontiguousarray(ids.transpose(1, 0, 2)).astype(np.uint16),
-    )
-    validate(trace, str(path))
-    return trace
+    """Return the archive as a trace; ``licence`` is the source's, which an archive does not name."""
+    return read(Path(path), Told(context_tokens=context_tokens, licence=licence))
 
 
 def _stated_context(path: Path, header: dict[str, Any]) -> int:
@@ -115,13 +103,8 @@ def _load(path: Path) -> tuple[NDArray[np.integer], dict[str, Any]]:
     return ids, header
 
 
-def _meta(
-    path: Path,
-    ids: NDArray[np.integer],
-    header: dict[str, Any],
-    context_tokens: int,
-    licence: str | None,
-) -> TraceMeta:
+def _num_experts(path: Path, ids: NDArray[np.integer], header: dict[str, Any]) -> int:
+    """Return the number of experts that the header states; refuse a header of another shape than the ids."""
     num_layers, _, top_k = ids.shape
     for key, found in (("n_moe_layers", num_layers), ("top_k", top_k), ("k", top_k)):
         if header.get(key, found) != found:
@@ -131,28 +114,29 @@ def _meta(
     if not isinstance(experts, int) or not top_k <= experts < NO_EXPERT:
         rule = f"must be a whole number in {top_k}..{NO_EXPERT - 1}"
         raise TraceError(f"{path}: meta key 'num_experts' is {experts!r}: {rule}")
-    return TraceMeta(
-        model=str(header.get("model", "unknown")),
-        num_layers=num_layers,
-        num_experts=experts,
-        top_k=top_k,
-        layer_indices=_layer_indices(path, header, num_layers),
-        scoring="unknown",
-        sorted_by_weight=False,
+    return experts
+
+
+def _origin(
+    path: Path, ids: NDArray[np.integer], header: dict[str, Any], notes: Sequence[str]
+) -> Origin:
+    return Origin(
+        file=str(path),
+        what="experts npz",
         recorder="llama-moe-trace",
-        notes=(*_NOTES, f"contexts of {context_tokens} tokens assumed, one request each"),
-        licence=licence,
-        provenance=Provenance(
-            "synthetic" if header.get("kind") == "synthetic" else "imported",
-            f"{path.name}: experts npz",
-            str(header.get("source", "")),
-        ),
+        detail=str(header.get("source", "")),
+        model=str(header.get("model", "unknown")),
+        num_experts=header["num_experts"],
+        layer_indices=_layer_indices(path, header, len(ids)),
+        notes=tuple(notes),
     )
 
 
-def _layer_indices(path: Path, header: dict[str, Any], num_layers: int) -> tuple[int, ...]:
-    """Return the absolute indices where the archive names them."""
-    named = header.get("layer_indices", list(range(num_layers)))
+def _layer_indices(path: Path, header: dict[str, Any], num_layers: int) -> tuple[int, ...] | None:
+    """Return the absolute indices where the archive names them, else None."""
+    named = header.get("layer_indices")
+    if named is None:
+        return None
     good = isinstance(named, list) and all(type(index) is int for index in named)
     if not good or len(named) != num_layers:
         rule = f"must be {num_layers} numbers, one a layer of experts"

@@ -19,11 +19,15 @@ Reader = Callable[[Path, Told], Trace | ExpertCounts]
 
 
 class Format(NamedTuple):
-    """A format: its name, the module in ``traces.importers`` that reads it, a line on what it is."""
+    """A format: its name, the module in ``traces.importers`` that reads it, a line on what it is.
+
+    ``takes`` are the lengths of ``Told`` that it uses where they are told.
+    """
 
     name: str
     module: str
     what: str
+    takes: tuple[str, ...] = ()
 
     def reader(self) -> Reader:
         """Return the reader; imports its module."""
@@ -31,10 +35,17 @@ class Format(NamedTuple):
         return read
 
 
+_PROMPT, _CONTEXT = ("prompt_tokens",), ("context_tokens",)
+
 FORMATS = tuple(
     Format(*row)
     for row in (
-        ("experts-npz", "experts_npz", "llama-moe-trace archive: `experts` [layers, tokens, k]"),
+        (
+            "experts-npz",
+            "experts_npz",
+            "llama-moe-trace archive: `experts` [layers, tokens, k]",
+            _CONTEXT,
+        ),
         ("route-csv", "route_csv", "BigMoeOnEdge route_trace v1: routing, weights, residency"),
         (
             "sglang-recorder",
@@ -45,20 +56,41 @@ FORMATS = tuple(
             "routed-experts",
             "routed_experts",
             "what SGLang and vLLM return: int32, npy, answers in JSON",
+            _PROMPT,
         ),
-        ("rl-tensors", "rl_tensors", "routed experts of slime, verl and verifiers, .pt or JSON"),
-        ("moe-balance", "moe_balance", "moe-balance: one npz a request, or its JSONL"),
-        ("megatron-trace", "megatron_trace", "Megatron --moe-routing-trace-path: JSONL a rank"),
-        ("moe-policylang", "moe_policylang", "moe-policylang traces: Parquet or JSONL"),
+        (
+            "rl-tensors",
+            "rl_tensors",
+            "routed experts of slime, verl and verifiers, .pt or JSON",
+            _PROMPT,
+        ),
+        ("moe-balance", "moe_balance", "moe-balance: one npz a request, or its JSONL", _PROMPT),
+        (
+            "megatron-trace",
+            "megatron_trace",
+            "Megatron --moe-routing-trace-path: JSONL a rank",
+            _PROMPT + _CONTEXT,
+        ),
+        ("moe-policylang", "moe_policylang", "moe-policylang traces: Parquet or JSONL", _PROMPT),
         ("moe-trace-csv", "moe_trace_csv", "llama.cpp examples/moe-trace: layer,expert a line"),
-        ("moe-trace-bin", "moe_trace_bin", "llama-moe-trace's binary stream"),
+        ("moe-trace-bin", "moe_trace_bin", "llama-moe-trace's binary stream", _CONTEXT),
         (
             "finemoe",
             "finemoe",
             "FineMoE pickles of routing by token (read by a restricted unpickler)",
         ),
-        ("vllm-patch", "vllm_patch", "JSONL of home-made vLLM patches: meta, then a route a line"),
-        ("lattice", "lattice", "lattice JSONL: layer_idx, token_idx, selected_ids, gate_weights"),
+        (
+            "vllm-patch",
+            "vllm_patch",
+            "JSONL of home-made vLLM patches: meta, then a route a line",
+            _PROMPT,
+        ),
+        (
+            "lattice",
+            "lattice",
+            "lattice JSONL: layer_idx, token_idx, selected_ids, gate_weights",
+            _PROMPT,
+        ),
         ("imp", "imp_json", "imp's moe_expert_trace JSON: [layer, e0, ...] by record"),
         ("mpt", "moepager", "moepager .mpt, version 1"),
         ("eplb", "expert_load", "EPLB weights or logical_count: loads, as counts"),

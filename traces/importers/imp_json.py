@@ -46,6 +46,7 @@ def read(path: Path, told: Told) -> Trace:
         what="imp moe_expert_trace",
         recorder="imp",
         num_experts=_whole(header.get("num_experts"), path),
+        top_k=top_k,
         layer_indices=tuple(layers.tolist()),
         notes=(*_NOTES, *found),
     )

@@ -18,7 +18,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """
     number, last = 0, False
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     last = not line.endswith("\n")

@@ -48,7 +48,7 @@ def read(path: Path, told: Told) -> Trace:
         expert_weights=padded(given, 0, np.float32) if all(given) else None,
     )
     found, layers = pivot(cells, str(path), lambda number: f"sequence {number}")
-    num_prompt = 1 if told.prompt_tokens is None else told.prompt_tokens
+    num_prompt = told.prompt_or_first
     requests = [replace(one.routed, num_prompt=min(num_prompt, len(one.routed))) for one in found]
     origin = Origin(
         file=str(path),

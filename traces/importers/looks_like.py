@@ -47,14 +47,14 @@ _CSV = re.compile(r"\d+,\d+(?:,\d+)*|phase,token,layer,rank,expert")
 
 
 def looks_like(path: Path) -> str | None:
-    """Return the name of the format, None where nothing tells; a folder looks like its first file that does.
+    """Return the name of the format, None where nothing tells; a folder's files must tell the same one.
 
     Reads 64 KiB at most and never raises. Raw int32 has no sign of its own.
     """
     try:
         if path.is_dir():
-            inside = (looks_like(file) for file in sorted(path.iterdir()) if file.is_file())
-            return next((name for name in inside if name is not None), None)
+            inside = {looks_like(file) for file in path.iterdir() if file.is_file()} - {None}
+            return inside.pop() if len(inside) == 1 else None
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
         return _of_magic(path, head) or _of_text(head)

@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.importers.assemble import assemble
+from traces.importers.checked import MOST_WEIGHT
 from traces.importers.json_file import json_lines
 from traces.importers.npz_file import load_npz
-from traces.importers.routed import Origin, Routed
+from traces.importers.routed import STEPS_DERIVED, Origin, Routed
 from traces.importers.routed_arrays import request_of_arrays
 from traces.importers.sequence import natural
 from traces.importers.sources import files_of
@@ -26,13 +27,11 @@ from traces.importers.told import Told
 from traces.trace import NO_EXPERT, Trace, TraceError
 
 _JSON = (".jsonl", ".ndjson", ".json")
-_STEPS = "step derived: a prompt is one step, then one token a step, requests one after another"
 _AS_GENERATED = (
     "warning: the source does not tell prompt from output: the first token of a request is taken as its"
     " prompt (--prompt-tokens tells)"
 )
 _ONE_PASS = "batches without a request id are taken as one prompt pass each"
-_MOST_WEIGHT = 65504  # of float16, in which a trace keeps them
 _WEIGHTS = "weights taken as applied: the source does not say"
 
 _Batch = dict[int, tuple[NDArray[np.integer], NDArray[np.floating] | None]]  # by layer
@@ -57,7 +56,7 @@ def read(path: Path, told: Told) -> Trace:
     requests, notes = _of_archives(files, told)
     if not requests:
         raise TraceError(f"{path}: no archive has routed_experts: nothing was recorded")
-    return assemble(requests, told, _origin(path, "npz", (_STEPS, *notes)))
+    return assemble(requests, told, _origin(path, "npz", (STEPS_DERIVED, *notes)))
 
 
 def _of_archives(files: Iterable[Path], told: Told) -> tuple[list[Routed], list[str]]:
@@ -92,10 +91,10 @@ def _of_lines(path: Path, files: Iterable[Path], told: Told) -> Trace:
         request = _request(name, batch, layers, str(path))
         request.num_prompt = len(request)
         if name not in whole_pass:
-            known = 1 if told.prompt_tokens is None else told.prompt_tokens
+            known = told.prompt_or_first
             request.num_prompt = min(known, len(request))
         requests.append(request)
-    notes = [_STEPS]
+    notes = [STEPS_DERIVED]
     if whole_pass:
         notes.append(_ONE_PASS)
     if told.prompt_tokens is None and len(whole_pass) < len(batches):
@@ -132,9 +131,9 @@ def _take(record: Any, where: str, batches: dict[str, _Batch]) -> str:
     if held is not None and held.shape != ids.shape:
         rule = f"must be {list(ids.shape)}, as topk_experts"
         raise TraceError(f"{where}: topk_weights are {list(held.shape)}: {rule}")
-    if held is not None and not np.abs(held).max() <= _MOST_WEIGHT:
+    if held is not None and not np.abs(held).max() <= MOST_WEIGHT:
         raise TraceError(
-            f"{where}: topk_weights reach {held.max()}: must be at most {_MOST_WEIGHT}"
+            f"{where}: topk_weights reach {held.max()}: must be at most {MOST_WEIGHT:g}"
         )
     batch[layer] = (ids.astype(np.int32), None if held is None else held.astype(np.float32))
     return name

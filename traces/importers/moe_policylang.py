@@ -188,7 +188,7 @@ def _prompt_tokens(pivoted: list[Pivoted], told: Told, path: Path, found: list[s
     phases = [one.of_token.get("phase") for one in pivoted]
     known = [phase is not None and bool((phase != UNKNOWN).all()) for phase in phases]
     if not all(known):
-        count = 1 if told.prompt_tokens is None else told.prompt_tokens
+        count = told.prompt_or_first
         found.append(f"phase is not in the source: the first {count} of a prompt count as prefill")
         return [min(count, len(one.routed)) for one in pivoted]
     lengths = []

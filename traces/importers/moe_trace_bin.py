@@ -15,6 +15,7 @@ from traces.importers.assemble import assemble
 from traces.importers.cells import EMPTY
 from traces.importers.passes import Pass, passes_of
 from traces.importers.routed import Origin, Routed
+from traces.importers.sources import read_bytes
 from traces.importers.told import Told
 from traces.trace import Trace, TraceError
 
@@ -55,10 +56,7 @@ def read(path: Path, told: Told) -> Trace:
 
 def _rows(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Return the layer [num_rows] and ids [num_rows, k] of each token and layer, in file order."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror}") from None
+    data = read_bytes(path)
     if data[:4] == b"MOE2":
         raise TraceError(
             f"{path}: is a MOE2 dump of tensors, which is another tool's: no stream of ids"

@@ -25,6 +25,7 @@ from traces.importers.assemble import assemble
 from traces.importers.cells import EMPTY, Cells, pivot
 from traces.importers.passes import passes_of, requests_of, without_flat_prompts
 from traces.importers.routed import Origin, Routed
+from traces.importers.sources import read_text
 from traces.importers.told import Told, needed
 from traces.trace import Trace, TraceError
 
@@ -87,12 +88,7 @@ def _origin(path: Path, what: str, layers: tuple[int, ...], notes: Sequence[str]
 
 
 def _lines(path: Path) -> list[str]:
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror or error}") from None
-    except UnicodeError:
-        raise TraceError(f"{path}: not UTF-8 text: must be lines of numbers") from None
+    lines = read_text(path).split("\n")
     while lines and not lines[-1].strip():
         lines.pop()
     if not lines:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from traces.importers.assemble import assemble
 from traces.importers.cells import EMPTY, Cells, pivot
 from traces.importers.routed import Origin
+from traces.importers.sources import read_bytes
 from traces.importers.told import Told, agreed
 from traces.trace import NO_EXPERT, Provenance, Trace, TraceError
 
@@ -56,10 +57,7 @@ def read(path: Path, told: Told) -> Trace:
 
 def _load(path: Path) -> tuple[dict[str, Any], NDArray[np.void]]:
     """Return the header and the records, at least one."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror}") from None
+    data = read_bytes(path)
     if len(data) < _PREAMBLE.size or not data.startswith(_MAGIC):
         raise TraceError(f"{path}: begins with {data[:8]!r}: must be {_MAGIC!r} and a header")
     _, version, kind, length = _PREAMBLE.unpack_from(data)
@@ -141,6 +139,7 @@ def _origin(
         recorder_version="1",
         model=str(model).removesuffix(".gguf") if model else None,
         num_experts=header["n_experts"],
+        top_k=header.get("top_k"),
         layer_indices=layers,
         notes=tuple(notes),
     )

@@ -59,7 +59,8 @@ def load_npz(path: Path) -> dict[str, Any]:
         zlib.error,
         RuntimeError,  # encrypted, or a compression that nobody knows
     ) as error:
-        raise TraceError(f"{path}: not a npz archive: {' '.join(str(error).split())}") from None
+        reason = " ".join(str(error).split())[:120]
+        raise TraceError(f"{path}: not a npz archive: {reason}") from None
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> Any:

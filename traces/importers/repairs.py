@@ -45,7 +45,11 @@ def layers_that_route(
 
     ``one_slot``: ids of top-k 1, where zeros may be a dense layer or expert 0.
     """
-    num_layers = len(empty)
+    num_layers, hidden = len(empty), told.num_hidden_layers
+    if hidden is not None and num_layers > hidden:
+        raise TraceError(
+            f"{origin.file}: has {num_layers} layers: must be at most {hidden}, as you said"
+        )
     named = told.layer_indices
     if origin.layer_indices is not None:
         _refuse_empty(np.flatnonzero(empty), origin)
@@ -212,12 +216,18 @@ def _is_constant(request: Routed) -> bool:
 
 
 def forced_top_k(top_k: int, told: Told, origin: Origin) -> list[str]:
-    """Say whether the run used another top-k than the model's own; refuse more than was told."""
+    """Say whether the run used another top-k than the file or the model has; refuse more than was told."""
     agreed(origin.file, "top_k", told.top_k, top_k)
-    native = told.native_top_k
-    if native is None or native == top_k:
-        return []
-    return [f"warning: top_k was forced from {native} to {top_k}"]
+    native, stated = told.native_top_k, origin.top_k
+    if stated is not None and top_k > stated:
+        rule = f"must be at most {stated}, the top_k that the file states"
+        raise TraceError(f"{origin.file}: tokens have {top_k} experts: {rule}")
+    notes = []
+    if stated is not None and top_k < stated:
+        notes.append(f"warning: no token has more than {top_k} experts, the file states {stated}")
+    if native is not None and native != top_k:
+        notes.append(f"warning: top_k was forced from {native} to {top_k}")
+    return notes
 
 
 def adjacency(requests: Sequence[Routed], num_experts: int) -> list[str]:

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.importers.assemble import assemble
+from traces.importers.checked import keys_of
 from traces.importers.encoded import ids_of
-from traces.importers.routed import Origin, Routed
+from traces.importers.routed import STEPS_DERIVED, Origin, Routed
 from traces.importers.sequence import (
     Tokens,
     count,
@@ -39,7 +40,7 @@ _JSON = (".json", ".jsonl", ".ndjson")
 _HINT = "verl: save dict(data.batch), for a DataProto is a pickle of code"
 _NOTES = (
     "ids only: trainers keep no weights of the rollout",
-    "step derived: a prompt is one step, then one token a step, requests one after another",
+    STEPS_DERIVED,
     "a response may hold the words of tools: they are decode rows here, too",
 )
 
@@ -89,8 +90,8 @@ def _of_torch(file: Path, label: str) -> tuple[str, tuple[list[Routed], list[str
     samples = loaded
     if isinstance(loaded, Mapping):
         samples = _by_sample(loaded, file) if _SLIME in loaded else loaded.get("samples", [loaded])
-    if not isinstance(samples, list) or not any(_SLIME in _keys(sample) for sample in samples):
-        keys = ", ".join(map(str, list(_keys(loaded))[:8])) or type(loaded).__name__
+    if not isinstance(samples, list) or not any(_SLIME in keys_of(sample) for sample in samples):
+        keys = ", ".join(map(str, list(keys_of(loaded))[:8])) or type(loaded).__name__
         rule = f"must have samples with {_SLIME} (slime) or {_VERL} (verl)"
         raise TraceError(f"{file}: holds {keys}: {rule}")
     return "slime", _of_slime(samples, file, label)
@@ -227,7 +228,3 @@ def _table(value: Any, shape: tuple[int, ...], where: str) -> NDArray[np.integer
 
 def _left_out(number: int, file: Path) -> list[str]:
     return [f"{number} samples of {file.name} have no routing and were left out"] if number else []
-
-
-def _keys(value: object) -> Mapping[Any, Any]:
-    return value if isinstance(value, Mapping) else {}

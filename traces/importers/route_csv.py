@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.importers.artefacts import refuse_rankings
-from traces.importers.completed import completed
+from traces.importers.assemble import assemble
+from traces.importers.cells import EMPTY
+from traces.importers.routed import Origin, Routed
+from traces.importers.sources import read_text
 from traces.importers.told import Told
-from traces.schema import NO_EXPERT, PREFILL, Provenance, Trace, TraceError, TraceMeta, validate
+from traces.trace import NO_EXPERT, PREFILL, Trace, TraceError
 
 _SIGNATURE = "# route_trace v1"
 _HEADING = "turn,phase,step,layer,slot,expert,weight,residency,expert_bytes"
@@ -54,22 +56,13 @@ class _RouteFile:
 
 
 def read(path: Path, told: Told) -> Trace:
-    """Return the routing as a trace, completed with what the user told."""
-    trace = read_route_csv(path, told.native_top_k, told.licence)
-    return completed(trace, told, str(path))
-
-
-def read_route_csv(
-    path: str | os.PathLike[str], native_top_k: int | None = None, licence: str | None = None
-) -> Trace:
     """Return the routing as a trace; its residency comes from ``read_route_residency``.
 
-    ``native_top_k`` is the top-k the model was trained with, which the file does not name: where
-    it differs from the file's, the header notes that k was forced. Where prompt tokens lack the
-    last layer, its cells are ``NO_EXPERT`` and ``meta.incomplete_layers`` names it; any other gap
-    is an error.
+    Where prompt tokens lack the last layer, its cells are ``NO_EXPERT`` and ``meta.incomplete_layers``
+    names it; any other gap is an error. The file does not name the model's own top-k: where it is told, the
+    header says whether k was forced.
     """
-    source = _parse(Path(path))
+    source = _parse(path)
     rows = source.rows
     layers = np.unique(rows["layer"])
     token_key = np.stack([rows["turn"], rows["step"]], axis=1)
@@ -77,21 +70,25 @@ def read_route_csv(
     layer, slot = np.searchsorted(layers, rows["layer"]), rows["slot"]
     top_k = _header_int(source, "n_expert_used")
     _check_cells(source, (token, layer, slot), (len(tokens), len(layers), top_k))
-    ids = np.full((len(tokens), len(layers), top_k), NO_EXPERT, dtype=np.uint16)
+    ids = np.full((len(tokens), len(layers), top_k), EMPTY, dtype=np.int32)
     ids[token, layer, slot] = rows["expert"]
     weights = None
     if not np.isnan(rows["weight"]).any():
-        weights = np.zeros(ids.shape, dtype=np.float16)
+        weights = np.zeros(ids.shape, dtype=np.float32)
         weights[token, layer, slot] = rows["weight"]
     phase = np.zeros(len(tokens), dtype=np.uint8)
     phase[token] = rows["phase"]
-    request, position, step = _places(tokens, phase)
-    meta = _meta(source, layers, ids, weights, (native_top_k, licence))
-    trace = Trace(meta, request, position, phase, step, ids, expert_weights=weights)
-    whole = np.delete(ids[phase == PREFILL], meta.incomplete_layers, axis=1)
-    refuse_rankings(whole.transpose(1, 0, 2), meta.num_experts, str(path))
-    validate(trace, str(path))
-    return trace
+    requests = _turns(source, tokens, phase, ids, weights)
+    sizes = _layer_sizes(source, layers)
+    trace = assemble(requests, told, _origin(source, layers, top_k, told))
+    return replace(trace, meta=replace(trace.meta, expert_bytes=sizes))
+
+
+def read_route_csv(
+    path: str | os.PathLike[str], native_top_k: int | None = None, licence: str | None = None
+) -> Trace:
+    """Return the routing as a trace; ``native_top_k`` and ``licence`` are not in the file."""
+    return read(Path(path), Told(native_top_k=native_top_k, licence=licence))
 
 
 def read_route_residency(path: str | os.PathLike[str]) -> NDArray[np.void]:
@@ -106,10 +103,7 @@ def read_route_residency(path: str | os.PathLike[str]) -> NDArray[np.void]:
 
 
 def _parse(path: Path) -> _RouteFile:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeError) as error:
-        raise TraceError(f"{path}: {' '.join(str(error).split())}") from None
+    lines = read_text(path).rstrip().splitlines()
     if not lines or lines[0].strip() != _SIGNATURE:
         found = lines[0][:40] if lines else ""
         raise TraceError(f"{path}: line 1 is {found!r}: must be {_SIGNATURE!r}")
@@ -234,79 +228,69 @@ def _check_cells(
         )
 
 
-def _places(
-    tokens: NDArray[np.integer], phase: NDArray[np.uint8]
-) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    """Return request, position and engine step of each token from its sorted (turn, step)."""
-    turn, count = tokens[:, 0], tokens[:, 1]
-    starts = np.append(True, turn[1:] != turn[:-1])
-    position = count - count[starts][np.cumsum(starts) - 1]
-    step = np.cumsum(starts | (phase != PREFILL)) - 1
-    return turn.astype(np.int32), position.astype(np.int32), step.astype(np.int32)
-
-
-def _meta(
+def _turns(
     source: _RouteFile,
-    layers: NDArray[np.integer],
-    ids: NDArray[np.uint16],
-    weights: NDArray[np.float16] | None,
-    told: tuple[int | None, str | None],
-) -> TraceMeta:
-    """Build the header; ``told`` is what the caller knows: the native top-k and the licence."""
+    tokens: NDArray[np.integer],
+    phase: NDArray[np.uint8],
+    ids: NDArray[np.int32],
+    weights: NDArray[np.float32] | None,
+) -> list[Routed]:
+    """Return a request a turn, of the sorted (turn, step) of each token and its phase."""
+    turn, count = tokens.T
+    gap = np.flatnonzero((np.diff(turn) == 0) & (np.diff(count) != 1))
+    if len(gap):
+        before, found = int(count[gap[0]]), int(count[gap[0] + 1])
+        where = f"turn {turn[gap[0]]}: step {found} follows step {before}"
+        raise TraceError(f"{source.path}: {where}: must be {before + 1}")
+    back = np.flatnonzero((np.diff(turn) == 0) & (np.diff(phase.astype(int)) < 0))
+    if len(back):
+        where = f"turn {turn[back[0]]}: step {count[back[0] + 1]} is prefill"
+        raise TraceError(f"{source.path}: {where}: must not come after decode")
+    edges = [0, *(np.flatnonzero(np.diff(turn)) + 1).tolist(), len(turn)]
+    return [
+        Routed(
+            f"turn {turn[start]}",
+            ids[start:stop],
+            int((phase[start:stop] == PREFILL).sum()),
+            None if weights is None else weights[start:stop],
+        )
+        for start, stop in pairwise(edges)
+    ]
+
+
+def _layer_sizes(source: _RouteFile, layers: NDArray[np.integer]) -> tuple[int, ...] | None:
     sizes = {layer: size for layer, size in source.expert_bytes.items() if size > 0}
     if sizes and sorted(sizes) != layers.tolist():
         rule = f"must be the {len(sizes)} that the header gives expert_bytes for"
         raise TraceError(f"{source.path}: rows name {len(layers)} layers: {rule}")
-    empty = (ids == NO_EXPERT).all(axis=-1)
-    facts: dict[str, Any] = {
-        "incomplete_layers": (len(layers) - 1,) if empty[:, -1].any() else (),
-        "expert_bytes": tuple(sizes[layer] for layer in sorted(sizes)) or None,
-        "sorted_by_weight": False,
-        **({} if weights is None else _of_weights(weights, ~empty)),
-    }
+    return tuple(sizes[layer] for layer in sorted(sizes)) or None
+
+
+def _origin(source: _RouteFile, layers: NDArray[np.integer], top_k: int, told: Told) -> Origin:
     model = source.header.get("model", "unknown").rsplit("/", 1)[-1].removesuffix(".gguf")
-    native_top_k, licence = told
-    return TraceMeta(
-        model=model,
-        num_layers=len(layers),
-        num_experts=_header_int(source, "n_expert"),
-        top_k=ids.shape[-1],
-        layer_indices=tuple(layers.tolist()),
-        scoring="unknown",
-        weight_semantics="none" if weights is None else "applied",
+    return Origin(
+        file=str(source.path),
+        what="route_trace v1 CSV",
         recorder="BigMoeOnEdge route_trace",
         recorder_version="v1",
-        notes=(*_NOTES, *_findings(source, facts, native_top_k, ids.shape[-1])),
-        licence=licence,
-        provenance=Provenance("imported", f"{source.path.name}: route_trace v1 CSV"),
-        **facts,
+        weight_semantics="applied",
+        model=model,
+        num_experts=_header_int(source, "n_expert"),
+        top_k=top_k,
+        layer_indices=tuple(layers.tolist()),
+        notes=(*_NOTES, *_findings(source, told)),
     )
 
 
-def _of_weights(weights: NDArray[np.float16], there: NDArray[np.bool_]) -> dict[str, bool]:
-    sums = weights.sum(axis=-1, dtype=np.float32)[there]
-    return {
-        "sorted_by_weight": bool((weights[..., 1:] <= weights[..., :-1]).all()),
-        "normalized": bool(np.abs(sums - 1).max() < 0.01),
-    }
-
-
-def _findings(
-    source: _RouteFile, facts: dict[str, Any], native_top_k: int | None, top_k: int
-) -> list[str]:
+def _findings(source: _RouteFile, told: Told) -> list[str]:
     """Return the notes that depend on the file."""
-    sums = "sum to one" if facts.get("normalized") else "do not sum to one"
-    notes = [f"weights taken as applied: the source does not say; they {sums}"]
-    if "normalized" not in facts:
+    notes = ["weights taken as applied: the source does not say"]
+    if np.isnan(source.rows["weight"]).any():
         notes = ["weights are unknown (nan): the engine's graph exposed none"]
+    if told.native_top_k is None:
+        notes.append("the model's native top_k is not in the source: k may have been forced")
     fields = source.rows.dtype.names or ()
     if _DROPPED in fields and (dropped := int(source.rows[_DROPPED].sum())):
         what = "choices of the router were left out by the engine: they are kept here"
         notes.append(f"warning: {dropped} {what}")
-    if native_top_k is None:
-        notes.append("the model's native top_k is not in the source: k may have been forced")
-    elif native_top_k != top_k:
-        notes.append(f"top_k forced from {native_top_k} to {top_k}")
-    if facts["incomplete_layers"]:
-        notes.append("the last layer is there only for the last prompt token: all the engine ran")
     return notes

@@ -9,6 +9,11 @@ from numpy.typing import NDArray
 
 from traces.trace import NO_EXPERT
 
+STEPS_DERIVED = (
+    "step derived: a prompt is one step, then one token a step, requests one after another"
+)
+"""The note of formats that do not tell their engine's steps."""
+
 
 @dataclass(slots=True)
 class Routed:

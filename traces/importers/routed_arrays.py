@@ -18,6 +18,7 @@ from traces.importers.sequence import (
     token_ids,
     without_last_blank,
 )
+from traces.importers.sources import read_bytes
 from traces.importers.told import Told, needed
 from traces.trace import TraceError
 
@@ -33,7 +34,7 @@ def requests_of_array_file(file: Path, label: str, told: Told) -> list[Routed]:
     suffix = file.suffix.lower()
     if suffix == ".npz":
         return _of_npz(file, label, told)
-    data = _bytes_of(file)
+    data = read_bytes(file)
     if suffix == ".npy":
         ids = ids_of(npy(data, str(file)), str(file))
     else:
@@ -125,10 +126,3 @@ def _is_nothing(value: object) -> bool:
 def _named(request: Routed, name: str) -> Routed:
     request.name = name
     return request
-
-
-def _bytes_of(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise TraceError(f"{file}: {error.strerror or error}") from None

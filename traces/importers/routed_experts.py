@@ -19,12 +19,13 @@ from traces.importers.answers import (
     VLLM_FLAG,
     Answer,
     cached_tokens,
+    error_in,
     routed_of_sglang,
     routed_of_vllm,
 )
 from traces.importers.assemble import assemble
 from traces.importers.json_file import json_values
-from traces.importers.routed import Origin, Routed
+from traces.importers.routed import STEPS_DERIVED, Origin, Routed
 from traces.importers.routed_arrays import RAW_SUFFIXES, requests_of_array_file
 from traces.importers.sequence import natural
 from traces.importers.sources import files_of
@@ -34,7 +35,7 @@ from traces.trace import Trace, TraceError
 _JSON = (".json", ".jsonl", ".ndjson")
 _NOTES = (
     "ids only: the engine returns no weights; the order of the slots is the engine's",
-    "step derived: a prompt is one step, then one token a step, requests one after another",
+    STEPS_DERIVED,
 )
 
 
@@ -78,7 +79,7 @@ def read(path: Path, told: Told) -> Trace:
 def _read_answers(file: Path, label: str, told: Told, found: _Found) -> None:
     for place, value in json_values(file):
         for answer, request in _answers(value, f"{file}: {place}"):
-            if error := _error_of(answer):
+            if error := error_in(answer):
                 found.num_errors += 1
                 found.first_error = found.first_error or f": {place} is an error: {error}"
                 continue
@@ -174,17 +175,6 @@ def _refuse_none(answer: Answer, where: str) -> None:
     found = {key for source in (answer, *choices) if isinstance(source, Mapping) for key in source}
     if not found.intersection(("routed_experts", "prompt_routed_experts", "moe_topk_indices")):
         raise TraceError(f"{where}: no routed_experts in it: {VLLM_FLAG}, or {SGLANG_FLAG}")
-
-
-def _error_of(answer: Answer) -> str:
-    """Return what an engine complains of in place of an answer, else an empty string."""
-    error = answer.get("error")
-    if answer.get("object") == "error":
-        error = error or answer.get("message") or "error"
-    if not error:
-        return ""
-    message = error.get("message") if isinstance(error, Mapping) else error
-    return " ".join(str(message or error).split())[:120]
 
 
 def _origin(path: Path, found: _Found) -> Origin:

@@ -29,12 +29,29 @@ def files_of(path: Path, *suffixes: str) -> list[Path]:
     return found
 
 
+def read_bytes(path: Path) -> bytes:
+    """Return what a file holds; raises TraceError if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from None
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file, without the mark that Windows begins it with.
+
+    Raises TraceError if it cannot be read, or is no UTF-8.
+    """
+    try:
+        return read_bytes(path).decode("utf-8-sig")
+    except UnicodeError:
+        raise TraceError(f"{path}: not UTF-8 text") from None
+
+
 def read_json(path: Path) -> Any:
     """Return what a JSON file holds; raises TraceError if it cannot be read."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror or error}") from None
+        return json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{path}: not JSON: {' '.join(str(error).split())}") from None
 

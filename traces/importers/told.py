@@ -33,6 +33,11 @@ class Told:
     context_tokens: int | None = None  # length of the contexts that a text was cut into
     prompt_tokens: int | None = None  # of every request, where the file does not part them
 
+    @property
+    def prompt_or_first(self) -> int:
+        """Prompt tokens of every request, the first one where nobody tells."""
+        return 1 if self.prompt_tokens is None else self.prompt_tokens
+
     def __post_init__(self) -> None:
         for name in _COUNTS:
             value = getattr(self, name)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from traces.importers.checked import keys_of
 from traces.importers.encoded import ids_of
 from traces.importers.json_file import json_values
 from traces.importers.routed import Routed
@@ -68,7 +69,7 @@ def _request(turn: Mapping[str, Any], where: str, told: Told) -> Routed:
         if payload.get("dtype") is None:
             payload = {**payload, "dtype": "uint8"}
     ids = ids_of(payload, f"{where}: routed_experts")
-    start = count(_keys(payload).get("start", 0), f"{where}: start") or 0
+    start = count(keys_of(payload).get("start", 0), f"{where}: start") or 0
     prompt = token_ids(turn.get("prompt_ids"), f"{where}: prompt_ids")
     output = token_ids(turn.get("completion_ids"), f"{where}: completion_ids")
     num_prompt = told.prompt_tokens if prompt is None and output is None else None
@@ -82,7 +83,3 @@ def _request(turn: Mapping[str, Any], where: str, told: Told) -> Routed:
 
 def _is_payload(value: object) -> bool:
     return isinstance(value, Mapping) and "data" in value and "shape" in value
-
-
-def _keys(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

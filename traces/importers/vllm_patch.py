@@ -184,7 +184,7 @@ def _by_request(
         [(run, str(row["req_id"])) for run, row in zip(source.runs, source.rows, strict=True)]
     )[1]
     found, layers = pivot(cells, str(path), lambda number: f"req_id {_name(names, number)}")
-    num_prompt = 1 if told.prompt_tokens is None else told.prompt_tokens
+    num_prompt = told.prompt_or_first
     requests = [
         replace(one.routed, num_prompt=min(num_prompt, len(one.routed)), first_position=0)
         for one in found
