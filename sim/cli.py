@@ -68,8 +68,14 @@ _COMMANDS = {
     "import": ("sim.import_cli", "make a trace of what another tool recorded"),
     "export": ("sim.export_cli", "write a trace in another tool's format"),
     "stats": ("sim.stats_cli", "measure a trace's locality: does it suit offloading?"),
-    "synth": ("sim.synth_cli", "make a synthetic trace of any shape, fitted to a recorded one"),
-    "remoe": ("real.remoe_cli", "fine-tune a model's routers to reuse experts (ReMoE)"),
+    "synth": (
+        "sim.synth_cli",
+        "fit a model of routing to a trace and write synthetic traces of any shape",
+    ),
+    "remoe": (
+        "real.remoe_cli",
+        "fine-tune a model's gates to reuse experts (ReMoE), and tell what it gains and costs",
+    ),
 }
 
 
