@@ -18,6 +18,12 @@ def bundled_trace(name: str) -> str | None:
     return str(yaml.safe_load(file.read_text(encoding="utf-8"))["path"])
 
 
+def bundled_names() -> list[str]:
+    """Return the options of the group ``trace``."""
+    folder = resources.files("conf") / "trace"
+    return sorted(file.name[:-5] for file in folder.iterdir() if file.name.endswith(".yaml"))
+
+
 def trace_name(trace: Mapping[str, Any]) -> str:
     """Return what results call the trace of a configuration.
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from sim.bundled import bundled_trace
 from sim.mistakes import complain
 from traces.exporters.formats import EXPORTS, Export, export_named
 from traces.importers.by_name import read_any
@@ -43,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "format", nargs="?", metavar="FORMAT", help="see below; without one: list them"
     )
-    parser.add_argument("path", nargs="?", type=Path, metavar="TRACE", help="a trace file")
+    parser.add_argument("path", nargs="?", metavar="TRACE", help="a trace file, or a bundled one")
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: TRACE's name here")
     return parser
 
@@ -52,15 +53,25 @@ def _export(options: argparse.Namespace) -> None:
     form = export_named(options.format)
     if options.path is None:
         raise TraceError(f"{options.format}: TRACE is missing: must be the trace to export")
-    out = options.out or _default_out(options.path, form)
-    if out.exists():
-        raise TraceError(f"{out}: is there already: must be a new file; --out names it")
+    path = _file_of(options.path)
+    out = options.out or _default_out(path, form)
+    if out.exists() and (options.out is None or out.samefile(path)):
+        rule = "must be a new file" if options.out is None else "must not be the trace to export"
+        raise TraceError(f"{out}: is there already: {rule}; --out names it")
     check_out(out, None)
-    counter = _Counted(_chunks(options.path))
+    counter = _Counted(_chunks(path))
     lost = form.writer()(counter, out)
     print(f"{out}: {counter.num_rows} tokens of {options.path}, {form.what}")
     for what in lost:
         print(f"  not kept: {what}", file=sys.stderr)
+
+
+def _file_of(words: str) -> Path:
+    """Return the file that is meant: a path, or where there is none the bundled trace of that name."""
+    from sim.build import resolve_path
+
+    bundled = None if Path(words).exists() else bundled_trace(words)
+    return Path(words) if bundled is None else resolve_path(bundled)
 
 
 def _default_out(path: Path, form: Export) -> Path:

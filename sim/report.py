@@ -50,7 +50,7 @@ def print_sweep(rows: Sequence[Row], folder: Path) -> None:
         console.print(note, highlight=False)
     baseline, standings = league(rows, rows[0].get("baseline"))
     if standings:
-        print_league(console, baseline, standings)
+        print_league(console, rows, baseline, standings)
         league_file = write_league(folder, baseline, standings)
         console.print(f"League: {league_file}", highlight=False, soft_wrap=True)
     for figure in figures:

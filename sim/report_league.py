@@ -19,14 +19,21 @@ LEAGUE = "league.csv"
 _HATCHES = {"lossless": "", "lossy": "//", "oracle": ".."}
 
 
-def print_league(console: Console, baseline: str, standings: Sequence[Standing]) -> None:
-    """Print a table for each class that has members."""
+def print_league(
+    console: Console, rows: Sequence[Row], baseline: str, standings: Sequence[Standing]
+) -> None:
+    """Print a table for each class that has members; ``rows`` are the runs, some maybe synthetic."""
+    of = " (a SYNTHETIC trace)" if _any_synthetic(rows) else ""
     for kind in CLASSES:
         members = [standing for standing in standings if standing.kind == kind]
         if members:
-            title = f"League, speed over {baseline}'s: {title_of(kind)}."
+            title = f"League{of}, speed over {baseline}'s: {title_of(kind)}."
             console.print(title, highlight=False)
             console.print(_table(members))
+
+
+def _any_synthetic(rows: Sequence[Row]) -> bool:
+    return any(row["provenance"]["trace_kind"] == "synthetic" for row in rows)
 
 
 def _table(members: Sequence[Standing]) -> Table:

@@ -54,7 +54,7 @@ def annotated_texts(work: Workload) -> list[StagedText]:
     if labels is None:
         raise ConfigError(
             "the trace has no annotated stages (column stage), which the test needs; name a detector "
-            "whose stages are to be tested"
+            "whose stages are to be tested: --by cues"
         )
     return [_by_labels(rows, labels[rows].astype(np.int64)) for rows in _decoded(work)]
 

@@ -20,6 +20,7 @@ from sim.stage_score import TOLERANCE, StageScore
 from sim.stage_structure import TestSettings, examine
 from sim.types import ConfigError
 from sim.workload import Workload
+from traces.out_file import check_out_folder
 from traces.schema import Trace
 
 _ANNOTATED = "annotated"
@@ -83,8 +84,8 @@ def _check(options: argparse.Namespace) -> None:
         if getattr(options, flag) is not None:
             word = "without" if options.test else "with"
             raise ConfigError(f"--{flag} {getattr(options, flag)}: only {word} --test")
-    if options.out is not None and options.out.exists() and not options.out.is_dir():
-        raise ConfigError(f"--out {options.out}: must be a folder")
+    if options.out is not None:
+        check_out_folder(options.out)
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -99,6 +100,7 @@ def _compare(options: argparse.Namespace) -> None:
     print_report(rows, work[0], tolerance)
     if options.out is not None:
         _write(options.out, {"detectors": [as_record(row) for row in rows]})
+        _say_written(options.out, "stages.json")
 
 
 def _test(options: argparse.Namespace) -> None:
@@ -117,7 +119,8 @@ def _test(options: argparse.Namespace) -> None:
         from sim.stage_plot import draw_findings
 
         _write(options.out, {"test": found.to_dict()})
-        print(f"figure: {draw_findings(found, options.out / 'stages')}", file=sys.stderr)
+        draw_findings(found, options.out / "stages")
+        _say_written(options.out, "stages.json", "stages.png", "stages.pdf")
 
 
 def _cut(overrides: Sequence[str], by: str) -> tuple[Trace, list[StagedText]]:
@@ -139,6 +142,10 @@ def _write(folder: Path, record: dict[str, Any]) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "stages.json", json.dumps(record, indent=1) + "\n")
+
+
+def _say_written(folder: Path, *names: str) -> None:
+    print(f"wrote {folder}: {', '.join(names)}", file=sys.stderr)
 
 
 def as_record(row: Row) -> dict[str, Any]:

@@ -75,8 +75,10 @@ def _pairs(found: Findings) -> Any:
         rest = None if beyond is None else beyond.against[name]
         null = [_points(against.null_mean), _p(against), "", _p(rest)]
         rows.append([f"all: {name}", "", "", "", "", "", *null])
-    titles = ("tokens apart", "within", "across", "within", "across", "difference [95 %]")
-    return _table((*titles, "random cuts", "p", "beyond the token's identity", "p"), rows)
+    titles = ("tokens apart", "pairs within", "pairs across", "within", "across")
+    return _table(
+        (*titles, "difference [95 %]", "random cuts", "p", "beyond the token's identity", "p"), rows
+    )
 
 
 def _pair_cells(
@@ -130,9 +132,9 @@ def _captures(found: Findings) -> Any:
         fixed = [window.held[rule] for rule in ("kind", "before", "itself")]
         cells = [held["all"], *kinds, held["before"], held["itself"], *fixed]
         rows.append([str(own.slots), *(c if isinstance(c, str) else _percent(c) for c in cells)])
-    titles = ("experts a layer", "all stages", "same kind", "other kinds", "stage before", "itself")
-    fixed_titles = ("window of that number", "window before", "itself")
-    return _table((*titles, *fixed_titles), rows)
+    titles = ("experts a layer", "all stages", "same kind", "other kinds", "stage before")
+    fixed_titles = ("window of that number", "window before", "window itself")
+    return _table((*titles, "stage itself", *fixed_titles), rows)
 
 
 def _notes(found: Findings) -> list[str]:

@@ -63,9 +63,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> None:
     from sim.stats_report import page
+    from traces.out_file import check_out_folder
 
     if options.curve_tokens is not None and options.curve_tokens < 1:
         raise ConfigError(f"--curve-tokens {options.curve_tokens}: must be >= 1")
+    if options.out is not None:
+        check_out_folder(Path(options.out))
     name, path = trace_of(options.trace)
     found = measure(path, options.phase, options.curve_tokens)
     text = page(found, name)
@@ -76,7 +79,8 @@ def _run(options: argparse.Namespace) -> None:
 
 def trace_of(words: str) -> tuple[str, str]:
     """Return name and path of a trace: a path, an option's name, ``trace=NAME`` or ``trace.path=PATH``."""
-    from sim.bundled import bundled_trace
+    from sim.bundled import bundled_names, bundled_trace
+    from sim.settings import did_you_mean
 
     key, equals, value = words.partition("=")
     if not equals or key not in ("trace", "trace.path"):
@@ -88,6 +92,9 @@ def trace_of(words: str) -> tuple[str, str]:
         from sim.composing import compose_config
 
         path = str(compose_config("config", [words])["trace"]["path"])
+    if path is None and not key and value.isidentifier() and not Path(value).exists():
+        near = did_you_mean(value, bundled_names())
+        raise ConfigError(f"{value}: no such file, nor a bundled trace{near}")
     return (value, path) if path is not None else (Path(value).stem, value)
 
 

@@ -55,7 +55,14 @@ def _hits(axes: Axes, found: Locality) -> None:
     )
     axes.plot(at, at / experts, label="random", **_CHANCE)
     axes.plot([sizes.knee], [sizes.lru[sizes.knee - 1]], "o", color=look("lru")[0], markersize=3)
-    axes.annotate(f"bend: {sizes.knee}", (sizes.knee, sizes.lru[sizes.knee - 1] - 0.1), fontsize=6)
+    axes.annotate(
+        f"bend: {sizes.knee}",
+        (sizes.knee, sizes.lru[sizes.knee - 1]),
+        xytext=(4, -14),
+        textcoords="offset points",
+        fontsize=6,
+        bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"},
+    )
     axes.set(xlabel="experts a layer in the cache", ylabel="hit rate", ylim=(0, 1.02))
     axes.set_title("Caches")
     axes.legend(loc="lower right")

@@ -236,6 +236,9 @@ def test_the_command_exports_a_trace_and_says_what_is_lost(
     )
     assert main(["experts-npz", "mine.moe-policylang.parquet", "--out", "again.npz"]) == 0
     np.testing.assert_array_equal(read_any("again.npz").expert_ids, small_trace().expert_ids)
+    assert main(["experts-npz", "mine.parquet", "--out", "again.npz"]) == 0  # as import does
+    assert main(["sglang-logical-count", "tiny_logits", "--out", "load.json"]) == 0
+    assert "load.json: 5178 tokens of tiny_logits" in capsys.readouterr().out
     assert main([]) == 0
     assert "sglang-logical-count" in capsys.readouterr().out
 
@@ -248,7 +251,7 @@ def test_the_command_exports_a_trace_and_says_what_is_lost(
         (["moe-policylang", "none.parquet"], "none.parquet: no such file"),
         (
             ["moe-policylang", "t.parquet", "--out", "t.parquet"],
-            "t.parquet: is there already: must be a new file",
+            "t.parquet: is there already: must not be the trace to export",
         ),
         (["experts-npz", "x.csv"], "x.csv: line 1 is 'layer,expert'"),
     ],

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from sim.league import league
 from sim.plots import plot_sweep
 from sim.plots_relative import relative_by_cache
-from sim.report_league import league_figure, write_league
+from sim.report_league import league_figure, print_league, write_league
 from tests.test_report import row
 
 
@@ -84,6 +86,14 @@ def test_file_and_figure_show_every_standing(tmp_path: Path) -> None:
     axes = league_figure(rows(), baseline, standings).axes[0]
     widths = [patch.get_width() for patch in axes.patches]
     assert widths == pytest.approx([0.5, 1.0, 4.0])
+
+
+@pytest.mark.parametrize("kind", ["recorded", "synthetic"])
+def test_the_league_of_a_synthetic_trace_says_so(kind: str) -> None:
+    runs = [one | {"provenance": one["provenance"] | {"trace_kind": kind}} for one in rows()]
+    console = Console(file=io.StringIO(), width=200)
+    print_league(console, runs, *league(runs))
+    assert ("League (a SYNTHETIC trace), speed" in console.file.getvalue()) == (kind == "synthetic")
 
 
 def test_relative_speeds_have_a_panel_a_setting_and_the_field_in_grey() -> None:

@@ -238,10 +238,12 @@ def test_the_stages_are_tested_and_what_is_told_is_written(tmp_path: Path, capsy
     place, out = f"trace.path={tmp_path / 't.parquet'}", tmp_path / "found"
     words = ("--test", place, "calibration.requests=[0,1]", "--draws", "49")
     code, text, err = report(capsys, *words, "--out", str(out))
-    assert (code, err) == (0, f"figure: {out / 'stages.png'}\n")
+    assert (code, err) == (0, f"wrote {out}: stages.json, stages.png, stages.pdf\n")
     assert text.startswith(
         "synthetic trace of toy: 15 stages (annotated) in what 5 requests decode"
     )
+    assert "pairs within" in text
+    assert "window itself" in text
     assert "Yes: at equal distance two tokens of one stage share 100.0 % of their experts" in text
     found = json.loads((out / "stages.json").read_text())["test"]
     assert found["pairs"]["against"]["shifted"]["p_value"] == 1 / 50

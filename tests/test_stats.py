@@ -171,6 +171,10 @@ def test_a_trace_of_one_token_has_a_page() -> None:
     trace = made(0.5).take(slice(0, 1))
     text = page(locality([trace], trace.meta, 1), "one")
     assert "What of batches? Unknown: there is one request only." in text
+    assert f"{SUITS} Unknown: the trace is too short: 100.0 % of the misses" in text.replace(
+        "\n ", ""
+    )
+    assert "What cache size is worthwhile? Unknown: the trace is too short" in text
     assert "Will prefetching help?" in text
     assert "nan" not in text
 
@@ -179,6 +183,9 @@ def test_a_trace_of_one_token_has_a_page() -> None:
     ("words", "message"),
     [
         (["nowhere.parquet"], "nowhere.parquet: no such file"),
+        (["tny"], "tny: no such file, nor a bundled trace; did you mean 'tiny'?"),
+        (["--out", __file__], "is a file: must be a folder"),
+        (["--out", f"{__file__}/deep"], "is a file: must be a folder"),
         (["trace=tny"], "tny: no such option; did you mean 'tiny'?"),
         (["policy=lru"], "policy: unknown setting (known: trace, trace.path)"),
         (["--curve-tokens", "0"], "--curve-tokens 0: must be >= 1"),

@@ -18,6 +18,8 @@ _GOOD_MISSES, _FAIR_MISSES = 0.5, 0.8
 """Of the misses of random choices, what is left: less is good, less than the second is fair."""
 _GOOD_FORESIGHT, _FAIR_FORESIGHT = 0.8, 0.5
 _CLEAR_COSINE = 0.05
+_MOST_FIRST_USES = 0.5
+"""Where more of the misses are first uses of an expert, the trace is too short to judge a cache by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,20 @@ class CacheSizes:
         """Misses of LRU at a quarter of the experts, over those of random choices."""
         chance = 1 - self.quarter / len(self.lru)
         return float((1 - self.lru[self.quarter - 1]) / chance) if chance else 1.0
+
+
+def _too_short(found: Locality, quarter: int) -> str | None:
+    """Say why the trace is too short to judge a cache of ``quarter`` experts by; None if it is not."""
+    curve = found.lru
+    misses = int(curve.uses.sum() - curve.hits[:, quarter - 1].sum())
+    first = int(curve.first_uses.sum())
+    if first <= _MOST_FIRST_USES * misses:
+        return None
+    return (
+        f"the trace is too short: {_percent(first / misses)} of the misses of an LRU cache of {quarter} "
+        f"of {found.meta.num_experts} experts a layer are first uses (at most "
+        f"{_percent(_MOST_FIRST_USES)} can be judged)"
+    )
 
 
 def cache_sizes(found: Locality) -> CacheSizes:
@@ -111,10 +127,12 @@ def judge(found: Locality) -> tuple[Judgement, ...]:
 
 
 def _suits(found: Locality, sizes: CacheSizes) -> Judgement:
-    left, quarter = sizes.misses_left, sizes.quarter
+    left, quarter, question = sizes.misses_left, sizes.quarter, "Does it suit expert offloading?"
+    if (short := _too_short(found, quarter)) is not None:
+        return Judgement(question, "unknown", short)
     answer = "yes" if left <= _GOOD_MISSES else "partly" if left <= _FAIR_MISSES else "hardly"
     return Judgement(
-        "Does it suit expert offloading?",
+        question,
         answer,
         f"an LRU cache of {quarter} of {found.meta.num_experts} experts a layer hits "
         f"{_percent(sizes.lru[quarter - 1])} of the uses and leaves {_percent(left)} of the misses "
@@ -125,6 +143,8 @@ def _suits(found: Locality, sizes: CacheSizes) -> Judgement:
 
 def _size(found: Locality, sizes: CacheSizes) -> Judgement:
     knee, experts = sizes.knee, found.meta.num_experts
+    if (short := _too_short(found, sizes.quarter)) is not None:
+        return Judgement("What cache size is worthwhile?", "unknown", short)
     gap = 100 * (sizes.belady[knee - 1] - sizes.lru[knee - 1])
     return Judgement(
         "What cache size is worthwhile?",

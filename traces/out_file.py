@@ -25,6 +25,19 @@ def check_out(out: Path, suffix: str | None = ".parquet") -> None:
         raise TraceError(f"--out is {out}: the folder cannot be written to")
 
 
+def check_out_folder(folder: Path) -> None:
+    """Refuse a path that can neither be a folder to write to nor be made one.
+
+    Raises TraceError, which calls the path ``--out``.
+    """
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        what = "is a file" if there == folder else f"{there} is a file"
+        raise TraceError(f"--out is {folder}: {what}: must be a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise TraceError(f"--out is {folder}: the folder {there} cannot be written to")
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Give a name beside ``path`` to write to, which becomes ``path`` if the block ends well.
