@@ -11,6 +11,7 @@ from pathlib import Path
 
 from real.result_folder import result_folder
 from sim.mistakes import complain
+from sim.types import ConfigError
 
 PROGRAM = "greenroom remoe"
 _SECONDS_BETWEEN_LINES = 20.0
@@ -32,6 +33,7 @@ def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
     try:
         options = _parser().parse_intermixed_args(arguments)
+        _check(options)
         with result_folder(options.out, make=True) as folder:
             _run(options, folder)
     except Exception as error:
@@ -60,6 +62,17 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--frontier", action="store_true", help="sweep the locality weights")
     what.add_argument("--speed", action="store_true", help="what the run in --out gains in time")
     return parser
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse flags that mean nothing together."""
+    for flag in ("resume", "speed"):
+        if getattr(options, flag) and options.out is None:
+            raise ConfigError(f"--{flag}: --out is missing: must be the folder of a run")
+    if options.resume and options.gates is not None:
+        raise ConfigError("--resume: only without --gates, with which nothing is trained")
+    if options.save_model and (options.frontier or options.speed):
+        raise ConfigError("--save-model: only without --frontier and --speed")
 
 
 def _run(options: argparse.Namespace, folder: Path) -> None:

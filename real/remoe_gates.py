@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -132,13 +132,18 @@ class Gates:
 
         Buffers that are computed, not saved, are left out, for they differ between processors.
         """
-        found = hashlib.sha256()
-        for name, tensor in sorted(self._model.state_dict().items()):
-            if name not in self.weights:
-                found.update(name.encode())
-                flat = tensor.detach().cpu().contiguous().reshape(-1)
-                found.update(flat.view(torch.uint8).numpy().tobytes())
-        return found.hexdigest()
+        return weights_digest(self._model, self.weights)
+
+
+def weights_digest(model: Any, without: Container[str] = ()) -> str:
+    """Return the SHA-256 of the names and bytes of what a model saves, but those ``without``."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        if name not in without:
+            found.update(name.encode())
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            found.update(flat.view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def save_gates(path: Path, values: Mapping[str, Tensor], made: Mapping[str, Any]) -> None:
@@ -165,7 +170,11 @@ def load_gates(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ConfigError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
     if header is None:
         raise ConfigError(f"{path}: must be gates that `greenroom remoe` wrote")
-    return values, json.loads(header)
+    try:
+        made = json.loads(header)
+    except ValueError as error:
+        raise ConfigError(f"{path}: what its header says of its gates is no JSON") from error
+    return values, made
 
 
 def _check(weights: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:

@@ -35,7 +35,7 @@ class GateQuality:
     eor
         Mean of |E(t) & E(t - 1)| / k over all tokens with a predecessor, by layer.
     eor_by_lag
-        The same, mean of the layers, at each of ``LAGS``.
+        The same, mean of the layers, at each of ``LAGS`` that a text is as long as.
     loss, answer_loss
         Cross entropy a token in nats: of the whole text, and of the answers alone.
     load_cv
@@ -129,7 +129,11 @@ def measure_gates(
         num_experts=gates.num_experts,
         top_k=trace.meta.top_k,
         eor=_floats(overlap.rates[:, 0]),
-        eor_by_lag=dict(zip(LAGS, _floats(overlap.pooled), strict=True)),
+        eor_by_lag={
+            lag: rate
+            for lag, rate in zip(LAGS, _floats(overlap.pooled), strict=True)
+            if not math.isnan(rate)
+        },
         loss=sums.loss / sums.tokens,
         answer_loss=sums.answer_loss / max(1, sums.answers),
         load_cv=_floats(counts.std(axis=1) / counts.mean(axis=1)),

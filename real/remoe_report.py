@@ -108,17 +108,15 @@ def _by_layer(found: Mapping[str, Judgement]) -> Table:
 def verdict(found: Mapping[str, Judgement]) -> list[str]:
     """Return, in sentences, what the trained gates gain and cost, beside the paper's figures."""
     before, after = found["before"], found["remoe"]
-    gain = after.quality.mean_eor / before.quality.mean_eor - 1
     cost = after.quality.perplexity / before.quality.perplexity - 1
     answer = after.quality.answer_perplexity / before.quality.answer_perplexity - 1
     low, high = PAPER["eor"]
     lines = [
-        f"EOR {100 * gain:+.1f} % (the paper, DeepSeek-V2-Lite: {100 * (high / low - 1):+.1f} %)",
+        f"EOR {_gain(after, before)} (the paper, DeepSeek-V2-Lite: {100 * (high / low - 1):+.1f} %)",
         f"Perplexity of the whole text {100 * cost:+.2f} %, of the answers {100 * answer:+.2f} %",
     ]
     if "control" in found:
-        control = found["control"].quality.mean_eor / before.quality.mean_eor - 1
-        lines[0] += f"; the control, cross entropy alone: {100 * control:+.1f} %"
+        lines[0] += f"; the control, cross entropy alone: {_gain(found['control'], before)}"
     for name, task in after.tasks.items():
         change, error = difference(task, before.tasks[name])
         lines.append(
@@ -126,6 +124,12 @@ def verdict(found: Mapping[str, Judgement]) -> list[str]:
             f"(standard error, {len(task.right)} problems pair by pair)"
         )
     return lines
+
+
+def _gain(after: Judgement, before: Judgement) -> str:
+    """Return the change of EOR, relative where there was any before."""
+    now, was = after.quality.mean_eor, before.quality.mean_eor
+    return f"{100 * (now / was - 1):+.1f} %" if was else f"{100 * now:.1f} % from none"
 
 
 def print_frontier(points: Sequence[Point], folder: Path) -> None:

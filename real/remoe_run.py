@@ -57,7 +57,6 @@ def train_arm(
     ConfigError
         ``folder`` holds a run already and ``resume`` is not asked for; a weight that is no gate changed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     if not resume and (folder / STATE).exists():
         raise ConfigError(f"--out {folder.parent}: holds a run already; --resume goes on with it")
     made = {**subject.described, **asdict(settings), **asdict(weights), "arm": arm}
@@ -180,8 +179,12 @@ def judge_gates(
     Raises
     ------
     ConfigError
-        They were trained for other weights than this model's.
+        They were trained for other weights than this model's, or ``folder`` holds a run of its own.
     """
+    if (folder / "remoe" / STATE).exists():
+        raise ConfigError(
+            f"--out {folder}: holds a run, whose gates would be lost: must be another"
+        )
     values, made = load_gates(path)
     with Gates(subject.model, reference=False) as gates:
         if made.get("rest_sha256") != gates.digest_of_the_rest():

@@ -69,9 +69,8 @@ def run_speed(
     """
     settings = config.plain["speed"]
     tell = say or (lambda line: None)
-    traces = {}
-    for name in (BEFORE, *ARMS):
-        values = None if name == BEFORE else read_gates(folder, name)
+    traces, gates = {}, {BEFORE: None, **{name: read_gates(folder, name) for name in ARMS}}
+    for name, values in gates.items():
         traces[name] = folder / f"{name}.parquet"
         tell(f"{name}: recording {settings['requests']} requests")
         record_gates(subject, name, values, traces[name], settings)
@@ -83,8 +82,9 @@ def run_speed(
     live = None
     if subject.is_tiny and settings["live"]:
         tell(f"the model itself, with the policy reuse: {settings['live']} problems")
-        values = read_gates(folder, "remoe")
-        live = transformed_live(eor["remoe"], values, settings["live"], folder / "live")
+        live = transformed_live(
+            eor["remoe"], read_gates(folder, "remoe"), settings["live"], folder / "live"
+        )
     found = _joined(folder / SPEED, Speed(with_changes(rows), eor, live))
     with whole_file(folder / SPEED) as path:
         path.write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")

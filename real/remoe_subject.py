@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +40,23 @@ def load_gate_subject(
         It cannot be loaded, or texts are missing.
     """
     import torch
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # the command shows its own
+    logging.set_verbosity_error()
     train = settings["train"]
     torch.set_num_threads(train["threads"])
     try:
         with plain_errors():
             device = torch.device(train["device"])
+            if device.type == "meta":
+                raise ConfigError("train.device = meta: must be a device that computes")
             if model == TINY:
                 return _tiny(settings, texts, held_out, device)
             return _folder(Path(model), settings, texts, held_out, device)
     except UsageError as error:
+        if isinstance(error.__cause__, ConfigError):
+            raise error.__cause__ from None
         raise ConfigError(str(error)) from error
 
 
@@ -83,18 +91,21 @@ def _folder(
     path: Path, settings: Mapping[str, Any], texts: Path | None, held_out: Path | None, device: Any
 ) -> GateSubject:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from real.remoe_gates import weights_digest
 
     if not path.is_dir():
         raise ConfigError(f"--model {path}: must be '{TINY}' or a folder")
     if texts is None:
         raise ConfigError("--texts is missing: a model from a folder needs texts to train on")
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
+    known = AutoConfig.from_pretrained(path, local_files_only=True)
+    vocabulary = known.get_text_config(decoder=True).vocab_size
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    rows = read_texts(texts, tokenizer)
-    kept = None if held_out is None else read_texts(held_out, tokenizer)
+    rows = read_texts(texts, tokenizer, vocabulary)
+    kept = None
+    if held_out is not None:
+        kept = read_texts(held_out, tokenizer, vocabulary, "--held-out")
     if kept is None:
         kept = rows[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
         rows = [
@@ -111,7 +122,11 @@ def _folder(
     )
     dtype = getattr(torch, train["dtype"])
     model = AutoModelForCausalLM.from_pretrained(path, local_files_only=True, dtype=dtype)
-    described = _described(path.resolve().name, train)
+    # Neither the folder's name nor the settings tell other texts and weights apart.
+    described = _described(path.resolve().name, train) | {
+        "texts_sha256": sha256(json.dumps([rows, kept]).encode()).hexdigest(),
+        "weights_sha256": weights_digest(model),
+    }
     return GateSubject(model.to(device).eval(), tokenizer, found, described, False)
 
 
@@ -128,23 +143,34 @@ def _pad_id(tokenizer: Any) -> int:
     return 0
 
 
-def read_texts(path: Path, tokenizer: Any) -> list[list[int]]:
+def read_texts(
+    path: Path, tokenizer: Any, vocabulary: int, flag: str = "--texts"
+) -> list[list[int]]:
     """Return token ids of a file's texts, a line each; of a .jsonl strings, ids, or objects with ``text``.
+
+    Ids must be below ``vocabulary``; ``flag`` named the file.
 
     Raises
     ------
     ConfigError
-        The file cannot be read, or a line is none of these.
+        The file cannot be read, a line is none of these, or an id is none of the model's.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: a JSON string may hold U+2028 and the like as they are.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--texts {path}: cannot be read: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{flag} {path}: cannot be read: {reason}") from error
     rows = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
             found = _parsed(line, f"{path} line {number}") if path.suffix == ".jsonl" else line
-            rows.append(found if isinstance(found, list) else list(tokenizer(found)["input_ids"]))
+            row = found if isinstance(found, list) else list(tokenizer(found)["input_ids"])
+            for token in row:
+                if not 0 <= token < vocabulary:
+                    told = f"token id {token}: must be in 0..{vocabulary - 1}"
+                    raise ConfigError(f"{path} line {number}: {told}")
+            rows.append(row)
     return rows
 
 

@@ -60,7 +60,7 @@ class GateTrainer:
     settings, loss
         How; a loss without trust and locality is the control.
     folder
-        Where state and log go. It must exist.
+        Where state and log go; made with the first of them.
     made
         What the run is: a state of another one is refused.
     """
@@ -168,6 +168,7 @@ class GateTrainer:
 
     def _save(self) -> None:
         """Write state and log, each whole or not at all."""
+        self._folder.mkdir(parents=True, exist_ok=True)
         state = {
             "made": self._made,
             "masters": {name: master.detach() for name, master in self._masters.items()},

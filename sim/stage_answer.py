@@ -20,8 +20,11 @@ LOOKS_AT_ROUTING = ("drift", "entropy")
 
 def answer(found: Findings) -> list[str]:
     """Return the answer, a sentence or two a line: locality, reach, token identity, kinds, caches."""
-    lines = [_locality(found), _reach(found)]
-    if found.beyond is not None:
+    lines = [_locality(found)]
+    is_known = not math.isnan(found.pairs.overall.value)
+    if is_known:
+        lines.append(_reach(found))
+    if is_known and found.beyond is not None:
         lines.append(_beyond(found.beyond.overall, found.pairs.overall))
     if found.kinds is not None:
         kinds = found.kinds
@@ -62,7 +65,8 @@ def _verdict(found: Findings) -> str:
     if found.by in LOOKS_AT_ROUTING:
         return f"Untested, as {found.by} looks for it"
     if found.pairs.is_clear:
-        return "Yes"
+        is_made = found.source.startswith("synthetic")
+        return "Yes, as the synthetic trace was made" if is_made else "Yes"
     reach = _reach_of(found)
     return f"Only up to {reach} tokens apart" if reach else "No"
 

@@ -24,6 +24,9 @@ from traces.out_file import check_out_folder
 from traces.schema import Trace
 
 _ANNOTATED = "annotated"
+_LEAST_DRAWS = 19
+"""Of fewer no p-value is <= .05, so that the answer could only be no."""
+_MOST_DRAWS = 1_000_000
 _EPILOG = """examples:
   greenroom stages                                   every detector on the bundled trace
   greenroom stages trace=tiny_logits --only drift,entropy
@@ -64,7 +67,12 @@ def _parser() -> argparse.ArgumentParser:
         help="test whether experts follow the stages, not the detectors",
     )
     add("--by", metavar="NAME", help=f"with --test: whose stages (default: {_ANNOTATED})")
-    add("--draws", type=int, metavar="N", help="with --test: random cuts (default: 1000)")
+    add(
+        "--draws",
+        type=int,
+        metavar="N",
+        help="with --test: random cuts, 19 or more (default: 1000)",
+    )
     add("--seed", type=int, default=0, metavar="N", help="of what is drawn (default: 0)")
     add("--out", type=Path, metavar="FOLDER", help="write stages.json, with --test a figure too")
     return parser
@@ -74,7 +82,7 @@ def _check(options: argparse.Namespace) -> None:
     """Refuse what means nothing."""
     for flag, value, least in (
         ("--tolerance", options.tolerance, 0),
-        ("--draws", options.draws, 1),
+        ("--draws", options.draws, _LEAST_DRAWS),
         ("--seed", options.seed, 0),
     ):
         if value is not None and value < least:
@@ -84,6 +92,8 @@ def _check(options: argparse.Namespace) -> None:
         if getattr(options, flag) is not None:
             word = "without" if options.test else "with"
             raise ConfigError(f"--{flag} {getattr(options, flag)}: only {word} --test")
+    if options.draws is not None and options.draws > _MOST_DRAWS:
+        raise ConfigError(f"--draws {options.draws}: must be <= {_MOST_DRAWS}")
     if options.out is not None:
         check_out_folder(options.out)
 
@@ -108,7 +118,7 @@ def _test(options: argparse.Namespace) -> None:
     from sim.progress import step_bar
     from sim.stage_structure_report import print_findings
 
-    by = options.by or _ANNOTATED
+    by = _ANNOTATED if options.by is None else options.by
     trace, texts = _cut(options.overrides, by)
     settings = TestSettings(options.draws or TestSettings().draws, options.seed)
     with step_bar("layers") as watch:

@@ -18,6 +18,19 @@ if TYPE_CHECKING:
     from traces.synth_source import Source
 
 _PROGRAM = "greenroom synth"
+_LEAST = {
+    "rank": 1,
+    "seed": 0,
+    "requests": 1,
+    "tokens": 1,
+    "prompt_tokens": 1,
+    "output_tokens": 0,
+    "batch_size": 1,
+}
+MOST_CELLS = 10**6
+"""Experts of all layers that a model of routing may have; Kimi-K2 has 23,040."""
+_ID_BYTES = 0.5
+"""Of an expert's index in the file, at least: measured are 0.8 to 1.0, and 1.4 more with weights."""
 _EPILOG = """examples:
   greenroom synth                                        fit the bundled trace, say how close the fit comes
   greenroom synth --out more.parquet --requests 500      and write 500 requests like its own
@@ -98,16 +111,35 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError("--fit without --out: there is nothing to do")
     if options.fit is not None and options.report is not None:
         raise ConfigError("--report: the check needs the source; give --like, not --fit")
+    for name in ("save_fit", "rank"):
+        if options.fit is not None and getattr(options, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} and --fit: the fit is made already; give --like")
+    if options.no_check and options.report is None and not (options.out or options.save_fit):
+        raise ConfigError("--no-check without --out or --save-fit: there is nothing to do")
     if options.report is not None and options.no_check:
         raise ConfigError("--report and --no-check: there would be nothing to report")
-    for name, least in (("rank", 1), ("seed", 0)):
+    for name, least in _LEAST.items():
         value = getattr(options, name)
         if value is not None and value < least:
-            raise ConfigError(f"--{name} {value}: must be >= {least}")
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: must be >= {least}")
     for name in ("out", "save_fit", "report"):
         path = getattr(options, name)
         if path is not None and not path.absolute().parent.is_dir():
             raise ConfigError(f"--{name.replace('_', '-')} {path}: no such folder: {path.parent}")
+    if options.out is not None:
+        _check_trace_file(options)
+
+
+def _check_trace_file(options: argparse.Namespace) -> None:
+    """Refuse a name that is none of a trace's, or that of the recording or the fit itself."""
+    from traces.out_file import check_out
+
+    check_out(options.out)
+    for flag, read in (("--like", options.like), ("--fit", options.fit)):
+        there = read is not None and options.out.exists() and Path(read).exists()
+        if there and options.out.samefile(read):
+            raise ConfigError(f"--out {options.out}: must not be the file of {flag}")
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -115,7 +147,7 @@ def _run(options: argparse.Namespace) -> None:
     from sim.synth_report import match_page, shape_page
     from traces.synth_match import match
     from traces.synth_model import load_model
-    from traces.synth_scale import rescaled
+    from traces.synth_scale import check_shape, rescaled
 
     shape, wanted = _shape(options.model), _wanted(options)
     if options.fit is not None:
@@ -129,7 +161,17 @@ def _run(options: argparse.Namespace) -> None:
             if options.report is not None:
                 with whole_file(options.report) as temporary:
                     temporary.write_text(json.dumps(checked.to_dict(), indent=1) + "\n")
-    scaled = rescaled(model, *_sizes(options, model, shape))
+    sizes = _sizes(options, model, shape)
+    if options.out is not None:
+        _check_room(options, model, sizes)
+    check_shape(*sizes)
+    if sizes[0] * sizes[1] > MOST_CELLS:
+        raise ConfigError(
+            f"{sizes[0]} layers of {sizes[1]} experts: must be at most {MOST_CELLS} in all"
+        )
+    if sizes != (model.num_layers, model.num_experts, model.top_k):
+        _say(f"scaling to {sizes[0]} layers of {sizes[1]} experts")
+    scaled = rescaled(model, *sizes)
     if scaled is not model:
         named = shape.name if shape is not None else "as asked for"
         sys.stdout.write("\n" + shape_page(model, scaled, named))
@@ -185,6 +227,26 @@ def _sizes(
         value if value is not None else given for value, given in zip(told, own, strict=True)
     )
     return layers, experts, top_k
+
+
+def _check_room(
+    options: argparse.Namespace, model: SynthModel, sizes: tuple[int, int, int]
+) -> None:
+    """Refuse what cannot be on the disk."""
+    from shutil import disk_usage
+
+    own = model.lengths_tokens.mean(axis=0).tolist()
+    told = (options.prompt_tokens, options.output_tokens)
+    lengths = [own[at] if told[at] is None else told[at] for at in range(2)]
+    rows = float("inf") if options.tokens is None else options.tokens
+    if options.tokens is None or options.requests is not None:
+        rows = min(rows, (options.requests or len(model.lengths_tokens)) * sum(lengths))
+    need, free = rows * sizes[0] * sizes[2] * _ID_BYTES, disk_usage(options.out.parent).free
+    if need > free:
+        raise ConfigError(
+            f"--out {options.out}: {rows:.3g} rows of {sizes[0]} layers, top-{sizes[2]}, take "
+            f"{need / 1e9:.3g} GB at least, and the disk has {free / 1e9:.3g} GB left"
+        )
 
 
 def _wanted(options: argparse.Namespace) -> Wanted:

@@ -14,6 +14,7 @@ from traces.synth_model import SynthModel
 
 _MOST_SIZES = 6
 """Cache sizes that have a line each; all sizes are judged."""
+_LAYER_TITLES = {"reuse": "reuse at lag 1", "lru": "LRU, 1/4 of the experts"}
 _PREVIEW_LAYERS = 6
 _PREVIEW_REQUESTS, _PREVIEW_TOKENS = 8, 384
 _TITLES = {
@@ -30,15 +31,19 @@ def match_page(match: Match, name: str) -> str:
     lines = [
         f"Held-out check of the fit to {name} ({match.tokens} tokens, rank {ranks})",
         "Each half of the requests is drawn from a fit to the other half and compared with it; means of",
-        "both, all layers together. Halves: how far apart the two halves of the source are themselves.",
+        "both, all layers together. Single: the larger error of one half by itself, in which differences",
+        "between the halves do not cancel. Halves: how far apart the source's halves are themselves.",
         "",
-        f"{'':42}{'source':>9}{'synthetic':>11}{'error':>9}{'halves':>9}",
+        f"{'':42}{'source':>9}{'synthetic':>11}{'error':>9}{'single':>9}{'halves':>9}",
     ]
     for measure, title in _TITLES.items():
         rows = match.of(measure)
         lines.append(title)
         lines += [_line(row) for row in _some(rows, measure)]
         lines.append(_worst(rows))
+        if measure == "gap" and match.gap_mean is not None:
+            lines.append(_line(match.gap_mean, "all sizes (area between the curves)"))
+    lines += _layer_lines(match)
     source, drawn = match.next_layer
     if np.isfinite(source):
         lines.append(
@@ -56,10 +61,25 @@ def _some(rows: Sequence[Row], measure: str) -> list[Row]:
     return [rows[place] for place in places]
 
 
-def _line(row: Row) -> str:
+def _layer_lines(match: Match) -> list[str]:
+    """Return the layer that is met worst, for reuse and for a cache of a quarter of the experts."""
+    lines = []
+    for measure, title in _LAYER_TITLES.items():
+        row = match.worst_layer(measure)
+        if row is not None:
+            lines.append(_line(row, f"{title}: {row.at}"))
+    return [f"worst of {_num_layers(match)} layers", *lines] if lines else []
+
+
+def _num_layers(match: Match) -> int:
+    return len({row.at for row in match.layers})
+
+
+def _line(row: Row, label: str | None = None) -> str:
     return (
-        f"  {row.at:40}{row.source:9.4f}{row.synthetic:11.4f}"
-        f"{100 * row.error_ratio:+8.1f}%{100 * row.floor_ratio:8.1f}%"
+        f"  {row.at if label is None else label:40}{row.source:9.4f}{row.synthetic:11.4f}"
+        f"{100 * row.error_ratio:+8.1f}%{100 * row.single_error_ratio:+8.1f}%"
+        f"{100 * row.floor_ratio:8.1f}%"
     )
 
 

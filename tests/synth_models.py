@@ -20,7 +20,7 @@ def chain(num_stages: int = 2, stay_tokens: float = 30.0) -> StageChain:
 
 
 def model(**changes: Any) -> SynthModel:
-    """Three layers of 16 experts, top-2, two stages; correlations fall by a fifth with each lag."""
+    """Three layers of 16 experts, top-2, two stages; correlations fall with each lag."""
     values: dict[str, Any] = {
         "num_layers": 3,
         "num_experts": 16,
@@ -50,8 +50,11 @@ def model(**changes: Any) -> SynthModel:
             "has_weights": True,
         },
         "offsets": 0.5 * rng.standard_normal((stages, layers, experts)).astype(np.float32),
-        "correlations": np.broadcast_to(0.8 ** np.arange(SPAN_TOKENS), (layers, SPAN_TOKENS)),
-        "stays": np.full(layers, 0.1),
+        "classes": np.broadcast_to(np.arange(experts) % 2, (layers, experts)),
+        "correlations": np.broadcast_to(
+            np.array([0.8, 0.9])[:, None] ** np.arange(SPAN_TOKENS), (layers, 2, SPAN_TOKENS)
+        ),
+        "stays": np.full((layers, 2), 0.1),
         "sharpness": np.full(layers, 2.0),
     }
     return SynthModel(**{**defaults, **values})

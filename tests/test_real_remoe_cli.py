@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,10 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 from real.remoe_cli import main  # noqa: E402
 from real.remoe_gates import Gates, load_gates, save_gates  # noqa: E402
 from real.remoe_record import eor_of_trace  # noqa: E402
+from real.remoe_report import verdict  # noqa: E402
+from real.remoe_run import judgement_of  # noqa: E402
 from real.remoe_speed import with_changes  # noqa: E402
+from real.remoe_subject import read_texts  # noqa: E402
 from tests.live_models import saved  # noqa: E402
 from tests.moe_models import VOCAB, build  # noqa: E402
 from tests.strategies import trace_of_ids  # noqa: E402
@@ -116,6 +121,9 @@ def test_a_users_model_from_training_to_speed(model: Path, tmp_path: Path, capsy
         (["--model", "nowhere"], "--model nowhere: must be 'tiny' or a folder"),
         (["--texts", "texts.txt"], "--texts texts.txt: the bundled model has texts of its own"),
         (["--model", "."], "--texts is missing: a model from a folder needs texts"),
+        (["train.device=meta"], "train.device = meta: must be a device that computes"),
+        (["--resume", "--gates", "x"], "--resume: only without --gates"),
+        (["--save-model", "--speed"], "--save-model: only without --frontier and --speed"),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], told: str, tmp_path: Path, capsys: Any) -> None:
@@ -133,7 +141,9 @@ def test_a_mistake_is_one_line(words: list[str], told: str, tmp_path: Path, caps
         ("{", "line 1 is not JSON"),
         ("[1, 2.5]", "line 1: must be a text, a list of token ids, or an object with 'text'"),
         ('{"prompt": "1"}', "line 1: must be a text, a list of token ids"),
-        ('"4 5 6"', "texts to train on of 2 tokens or more: must be at least 8"),
+        ('"4 5 6"', "error: --texts: 1 texts to train on of 2 tokens or more: must be at least 8"),
+        ("[3, 61]", "texts.jsonl line 1: token id 61: must be in 0..60"),
+        ("[-1, 3]", "texts.jsonl line 1: token id -1: must be in 0..60"),
     ],
 )
 def test_texts_that_cannot_be_used(
@@ -144,6 +154,74 @@ def test_texts_that_cannot_be_used(
     out = tmp_path / "out"
     assert main(["--model", str(model), "--texts", str(texts), "--out", str(out)]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--resume", "--speed"])
+def test_a_run_to_go_on_with_must_be_named(flag: str, capsys: Any) -> None:
+    assert main([flag]) == 2
+    assert f"{flag}: --out is missing" in capsys.readouterr().err
+
+
+def test_a_text_may_hold_any_separator_of_lines_but_that_of_files(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('"1 2\u20283"\r\n\n[4, 5]\r\n', encoding="utf-8-sig")
+    seen: list[str] = []
+
+    def tokenizer(text: str) -> dict[str, list[int]]:
+        seen.append(text)
+        return {"input_ids": [7]}
+
+    assert read_texts(path, tokenizer, VOCAB) == [[7], [4, 5]]
+    assert seen == ["1 2\u20283"]
+
+
+def test_a_checkpoint_cut_short_is_one_line_and_leaves_no_folder(
+    model: Path, tmp_path: Path, capsys: Any
+) -> None:
+    torn = Path(shutil.copytree(model, tmp_path / "torn"))
+    for file in torn.glob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:300])
+    assert run(torn, tmp_path / "out", *FEW) == 2
+    shown = capsys.readouterr().err
+    assert "cannot load the model: " in shown
+    assert shown.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_is_of_its_texts_and_weights_and_is_not_lost(
+    model: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """Other texts or weights behind the same names are another run; gates given do not overwrite one."""
+    out = tmp_path / "run"
+    assert run(model, out, *FEW) == 0
+    folder = Path(shutil.copytree(model, tmp_path / "a" / model.name))
+    texts = (folder / "texts.txt").read_text(encoding="utf-8").splitlines()
+    (folder / "texts.txt").write_text("\n".join(texts[::-1]) + "\n", encoding="utf-8")
+    assert run(folder, out, "--resume", *FEW) == 2
+    assert "is of a run with other settings; texts_sha256 was" in capsys.readouterr().err
+    saved(build("qwen3_moe", seed=1), Path(shutil.copytree(model, tmp_path / "b" / model.name)))
+    assert run(tmp_path / "b" / model.name, out, "--resume", *FEW) == 2
+    assert "is of a run with other settings; weights_sha256 was" in capsys.readouterr().err
+
+    gates = out / "control" / "gates.safetensors"
+    assert run(model, out, "--gates", gates, *FEW) == 2
+    assert "holds a run, whose gates would be lost" in capsys.readouterr().err
+
+
+def test_gains_are_told_where_nothing_was_reused_and_texts_are_short(
+    model: Path, tmp_path: Path, capsys: Any
+) -> None:
+    (tmp_path / "t.jsonl").write_text("[3, 4]\n" * 20, encoding="utf-8")
+    out = tmp_path / "out"
+    words = ["--model", str(model), "--texts", str(tmp_path / "t.jsonl"), "--out", str(out)]
+    assert main([*words, *FEW]) == 0
+    assert "nan" not in capsys.readouterr().out
+    assert "NaN" not in (out / "remoe.json").read_text()
+    found = json.loads((out / "remoe.json").read_text())["found"]
+    assert {*found["before"]["quality"]["eor_by_lag"]} == {"1"}
+    before = judgement_of(found["before"])
+    none = replace(before, quality=replace(before.quality, eor=(0.0, 0.0)))
+    assert verdict({"before": none, "remoe": none})[0].startswith("EOR 0.0 % from none (the paper")
 
 
 def test_gates_of_other_weights_are_refused(model: Path, tmp_path: Path, capsys: Any) -> None:
@@ -157,7 +235,9 @@ def test_gates_of_other_weights_are_refused(model: Path, tmp_path: Path, capsys:
 
 def test_speed_needs_a_finished_run(model: Path, tmp_path: Path, capsys: Any) -> None:
     assert run(model, tmp_path, "--speed", *FEW, *SPEED) == 2
-    assert "gates.safetensors: cannot be read" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "gates.safetensors: cannot be read" in shown
+    assert "recording" not in shown  # which takes minutes
 
 
 def test_changes_are_against_the_same_run_with_the_gates_before() -> None:

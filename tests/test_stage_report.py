@@ -201,9 +201,11 @@ def test_parameters_of_detectors_are_set_by_their_names() -> None:
         (["--test", "--by", "drft"], "--by drft: no such detector; did you mean 'drift'?"),
         (["--test", "--by", "cues,drift"], "--by cues,drift: must be one detector"),
         (["--test", "--by", "entropy"], "--by entropy: needs router_logits, which the trace lacks"),
-        (["--test", "--draws", "0"], "--draws 0: must be >= 1"),
+        (["--test", "--by", ""], "--by : no such detector"),
+        (["--test", "--draws", "18"], "--draws 18: must be >= 19"),
+        (["--test", "--draws", "1000000000"], "--draws 1000000000: must be <= 1000000"),
         (["--test", "--only", "cues"], "--only cues: only without --test"),
-        (["--draws", "9"], "--draws 9: only with --test"),
+        (["--draws", "99"], "--draws 99: only with --test"),
         (["--seed", "-1"], "--seed -1: must be >= 0"),
         (["--out", __file__], "must be a folder"),
         (["--tolerance", "-1"], "--tolerance -1: must be >= 0"),
@@ -244,7 +246,8 @@ def test_the_stages_are_tested_and_what_is_told_is_written(tmp_path: Path, capsy
     )
     assert "pairs within" in text
     assert "window itself" in text
-    assert "Yes: at equal distance two tokens of one stage share 100.0 % of their experts" in text
+    assert "Yes, as the synthetic trace was made: at equal distance two tokens of one stage" in text
+    assert "share 100.0 % of their experts" in text
     found = json.loads((out / "stages.json").read_text())["test"]
     assert found["pairs"]["against"]["shifted"]["p_value"] == 1 / 50
     assert found["beyond"] is None, "it has no token ids"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,10 @@ def test_planted_stages_are_found_and_told() -> None:
     assert found.kinds.overall.p_value == 0.01
     assert found.captures[0].gain["kind"][1] > 0, "the kind of the stage is worth something"
     lines = answer(found)
-    assert lines[0].startswith("Yes: at equal distance two tokens of one stage share ")
+    told = "at equal distance two tokens of one stage share "
+    assert lines[0].startswith(f"Yes, as the synthetic trace was made: {told}")
+    recorded = replace(found, source="recorded trace of a model")
+    assert answer(recorded)[0].startswith(f"Yes: {told}")
     assert any(line.startswith("Stages of one kind use the same experts") for line in lines)
     plain = examined(local_only(0))
     assert answer(plain)[0].startswith("No: ")
@@ -109,6 +113,15 @@ def test_one_request_has_no_interval_and_teaches_nothing() -> None:
     assert np.isnan(found.pairs.overall.low)
     assert (found.beyond, found.kinds, found.captures) == (None, None, ())
     assert len(answer(found)) == 2
+
+
+def test_stages_of_one_token_have_no_pairs_and_nothing_else_is_said_of_them() -> None:
+    labels = np.arange(240) % 3
+    trace = trace_of((np.arange(240) % 7)[:, None, None], labels, 60)
+    trace.token_id = trace.expert_ids[:, 0, 0].astype(np.int32)
+    lines = answer(examined(trace))
+    assert lines[0].startswith("Unknown: no two pairs")
+    assert not any("nan" in line or "tokens apart" in line for line in lines)
 
 
 def test_a_difference_near_the_boundaries_only_is_told_as_such() -> None:

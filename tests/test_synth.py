@@ -58,23 +58,23 @@ def test_states_have_the_correlations_that_were_asked_for() -> None:
     lags = np.arange(SPAN_TOKENS)
     wanted = np.stack([0.9**lags, 0.6 * 0.9**lags * np.cos(lags), 0.5**lags])
     wanted[1, 0] = 1.0  # white noise over a wave that dies out
-    blocks = filters(wanted)
+    blocks = filters(wanted[None])
     rng = np.random.default_rng(5)
-    states = States(blocks, np.zeros(3), 400, 0.3, rng)
-    path = np.concatenate([states.next() for _ in range(4)], axis=1)  # 4 blocks, 400 dimensions
+    states = States(blocks, np.zeros((1, 3)), 400, 0.3, rng)  # three classes
+    path = np.concatenate([states.next()[0] for _ in range(4)], axis=1)  # 4 blocks, 400 dimensions
     for lag in (0, 1, 2, 5, 20, 63, 64, 100):
         found = (path[:, lag:] * path[:, : path.shape[1] - lag]).mean(axis=(1, 2))
         np.testing.assert_allclose(found, wanted[:, lag], atol=0.04)
 
 
 def test_what_stays_and_what_layers_share_are_shares_of_the_variance() -> None:
-    still = np.zeros((2, SPAN_TOKENS))
-    still[:, 0] = 1
-    stays = np.array([0.0, 0.6])
+    still = np.zeros((2, 1, SPAN_TOKENS))
+    still[..., 0] = 1
+    stays = np.array([[0.0], [0.6]])
     states = States(
-        filters(still * (1 - stays)[:, None]), stays, 4000, 0.7, np.random.default_rng(2)
+        filters(still * (1 - stays)[..., None]), stays, 4000, 0.7, np.random.default_rng(2)
     )
-    first, second = states.next(), states.next()
+    first, second = states.next()[:, 0], states.next()[:, 0]
     assert (first**2).mean(axis=(1, 2)) == pytest.approx([1, 1], abs=0.05)
     assert (first * second).mean(axis=(1, 2)) == pytest.approx([0, 0.6], abs=0.05)
     expected = 0.7 * np.sqrt(1 - 0.6)  # layers share 0.7 of the noise of the moving part
@@ -268,11 +268,26 @@ def test_a_fit_comes_back_from_its_file(tmp_path: Path) -> None:
     ("old", "new", "message"),
     [
         ('"rank"', '"renk"', "key 'renk' is not known; did you mean 'rank'?"),
-        ('"fit_version": 1', '"fit_version": 7', "fit_version is 7: must be 1"),
+        ('"fit_version": 2', '"fit_version": 7', "a fit of version 7: must be one of version 2"),
+        ('"fit_version": 2, ', "", "not a fit: must be one of version 2; fit again with"),
+        ('"seed": 3', '"seed": -1', "seed is -1: must be a number >= 0"),
+        ('"seed": 3', '"seed": null', "seed is None: must be a number >= 0"),
+        ('"rank": 5', '"rank": "2"', "rank is '2': must be a number >= 0"),
+        ('"coupling": 0.5', '"coupling": null', "coupling is None: must be a number"),
+        ('"stages_told": true', '"stages_told": "no"', "stages_told is no: must be bool"),
+        ('"notes": []', '"notes": "text"', "notes is 'text': must be a list of strings"),
+        ('"source": {', '"source": null, "was": {', "key 'was' is not known"),
+        ('"kind": ', '"kindly": ', "source.kind is missing: must be given"),
+        ('"shape": [3, ', '"shape": [', "must be 3 numbers"),
         ('"top_k": 2', '"top_k": 16', "top_k is 16: must be < num_experts"),
         ('"coupling": 0.5', '"coupling": 1.5', "coupling is 1.5: must lie in"),
         ('"num_layers": 3', '"num_layers": 4', "offsets is (2, 3, 16): must have the shape"),
-        ('"stage_names": ["think", "speak"]', '"stage_names": 5', "not a fit"),
+        ('"classes": [[0,', '"classes": [[5,', "classes is out of range: must lie in 0..1"),
+        (
+            '"stage_names": ["think", "speak"]',
+            '"stage_names": 5',
+            "stage_names is 5: must be a list of strings",
+        ),
         ('{"fit_version"', '{"fit_version', "not JSON"),
     ],
 )
@@ -293,6 +308,8 @@ def test_wanted_amounts_are_checked() -> None:
     for name in ("num_requests", "num_tokens", "prompt_tokens", "batch_size"):
         with pytest.raises(TraceError, match=f"{name} is 0: must be >= 1"):
             replace(Wanted(), **{name: 0})
+    with pytest.raises(TraceError, match=f"prompt_tokens is {10**9}: must be <= 4194304"):
+        Wanted(prompt_tokens=10**9)
 
 
 def test_a_chain_of_the_file_sums_to_one() -> None:

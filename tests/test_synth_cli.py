@@ -41,7 +41,7 @@ def test_a_trace_of_a_named_model_from_a_fit(saved: Path, capsys) -> None:
     told = capsys.readouterr()
     assert "SYNTHETIC, 300 tokens of 3 requests, 26 layers of 64 experts, top-6" in told.out
     assert "Scaled to 26 layers" in told.out
-    assert told.err == ""
+    assert told.err == "greenroom synth: scaling to 26 layers of 64 experts\n"
 
 
 def test_the_same_seed_writes_the_same_file(saved: Path) -> None:
@@ -82,6 +82,14 @@ def test_a_fit_is_made_checked_saved_and_used(tmp_path: Path, capsys) -> None:
     assert best == pytest.approx(few.expert_weights[:, :, 0].astype(float).mean(), rel=0.1)  # type: ignore[index]
 
 
+def test_the_recording_is_never_written_over(tmp_path: Path, capsys) -> None:
+    source = tmp_path / "mine.parquet"
+    source.write_bytes(b"my only copy")
+    assert main(f"--like {source} --out {tmp_path / '.' / 'mine.parquet'}".split()) == 2
+    assert "must not be the file of --like" in capsys.readouterr().err
+    assert source.read_bytes() == b"my only copy"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -90,13 +98,27 @@ def test_a_fit_is_made_checked_saved_and_used(tmp_path: Path, capsys) -> None:
         ("--fit b.json --out o.parquet", "b.json: No such file or directory"),
         ("--like nowhere.parquet", "nowhere.parquet: no such file"),
         (
-            "--model deepsek_v3 --no-check",
+            "--model deepsek_v3",
             "--model deepsek_v3: no such model; did you mean 'deepseek_v3'?",
         ),
         ("--out no/where/o.parquet", "--out no/where/o.parquet: no such folder: no/where"),
         ("--rank 0", "--rank 0: must be >= 1"),
         ("--seed -1", "--seed -1: must be >= 0"),
-        ("--tokens 0", "num_tokens is 0: must be >= 1"),
+        ("--tokens 0", "--tokens 0: must be >= 1"),
+        ("--requests -1", "--requests -1: must be >= 1"),
+        ("--batch-size 0", "--batch-size 0: must be >= 1"),
+        ("--no-check", "--no-check without --out or --save-fit: there is nothing to do"),
+        ("--fit b.json --out o.parquet --save-fit c.json", "--save-fit and --fit: the fit is made"),
+        ("--fit b.json --out o.parquet --rank 3", "--rank and --fit: the fit is made already"),
+        ("--fit toy_fit.json --out o.pq", "--out is o.pq: must end in .parquet"),
+        (
+            "--fit toy_fit.json --out o.parquet --tokens 99999999999999999999",
+            "o.parquet: 1e+20 rows of",
+        ),
+        (
+            "--fit toy_fit.json --out o.parquet --requests 1000000000000000 --output-tokens 9",
+            "GB left",
+        ),
         ("--report r.json --no-check", "there would be nothing to report"),
         (
             "--fit toy_fit.json --out o.parquet --top-k 16",

@@ -53,6 +53,12 @@ def plain_errors() -> Iterator[None]:
     except (OSError, ValueError, KeyError, RuntimeError, AssertionError) as error:
         reason = " ".join(str(error).split())[:LONGEST_REASON]  # transformers lists every model
         raise UsageError(f"cannot load the model: {reason}") from error
+    except (
+        Exception
+    ) as error:  # of a checkpoint that is cut short; safetensors is not imported here
+        if type(error).__name__ != "SafetensorError":
+            raise
+        raise UsageError(f"cannot load the model: {error}") from error
 
 
 def load_subject(options: argparse.Namespace) -> Subject:

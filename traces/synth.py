@@ -24,6 +24,10 @@ _LONGEST = 4
 """A request whose stages decide when it ends is cut at so many times the source's longest one."""
 
 
+MOST_REQUEST_TOKENS = 2**22
+"""Rows of a request's phase, at most: its stages are drawn before its rows."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """What is to be drawn.
@@ -58,6 +62,10 @@ class Wanted:
             value = getattr(self, name)
             if value is not None and value < bound:
                 raise TraceError(f"{name} is {value}: must be >= {bound}")
+        for name in ("prompt_tokens", "output_tokens"):
+            value = getattr(self, name)
+            if value is not None and value > MOST_REQUEST_TOKENS:
+                raise TraceError(f"{name} is {value}: must be <= {MOST_REQUEST_TOKENS}")
 
 
 def header(model: SynthModel, wanted: Wanted, about: Mapping[str, Any] | None = None) -> TraceMeta:

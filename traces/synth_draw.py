@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -24,16 +25,36 @@ class Routes(NamedTuple):
 
 
 class Router:
-    """A fitted model, ready to route: the experts' directions and the filters are worked out."""
+    """A fitted model, ready to route: the experts' directions and the filters are worked out.
+
+    Inside, the experts of a layer are in the order of their classes; ``order`` says which is which.
+    """
 
     def __init__(self, model: SynthModel) -> None:
         self.model = model
-        self.directions = directions((model.num_layers, model.num_experts), model.rank, model.seed)
-        self.offsets = np.ascontiguousarray(
-            model.offsets.transpose(1, 0, 2)
-        )  # [layer, stage, expert]
-        moving = model.correlations * (1 - model.stays)[:, None]
-        self.filters = filters(moving)
+        order = np.argsort(model.classes, axis=1, kind="stable")
+        ranked = np.take_along_axis(model.classes, order, axis=1)
+        bounds = np.arange(model.num_classes + 1)
+        self.order = order.astype(np.uint16)
+        self._edges = [np.searchsorted(row, bounds).tolist() for row in ranked]
+        all_directions = directions((model.num_layers, model.num_experts), model.rank, model.seed)
+        self._directions = np.take_along_axis(all_directions, order[:, None], axis=2)
+        offsets = model.offsets.transpose(1, 0, 2)  # [layer, stage, expert]
+        self._offsets = np.take_along_axis(offsets, order[:, None], axis=2)
+        self.filters = filters(model.correlations * (1 - model.stays)[..., None])
+
+    def scores(
+        self, layer: int, states: NDArray[np.float32], stages: NDArray[np.int16]
+    ) -> NDArray[np.float32]:
+        """Return scores of a layer's experts in ``order``, float32[num_tokens, num_experts].
+
+        ``states`` is float32[num_classes, num_tokens, rank].
+        """
+        scores = np.empty((len(stages), self.model.num_experts), dtype=np.float32)
+        for own, (first, last) in zip(states, pairwise(self._edges[layer]), strict=True):
+            np.matmul(own, self._directions[layer, :, first:last], out=scores[:, first:last])
+        scores += self._offsets[layer, stages]
+        return scores
 
     def request(self, request: int, seed: int) -> RequestRoutes:
         """Begin a request; its routing depends on the seed and its number, on nothing else."""
@@ -57,15 +78,15 @@ class RequestRoutes:
         """
         router, count = self._router, len(stages)
         layers, top_k = router.model.num_layers, router.model.top_k
-        states = self._states.next()[:, :count]
+        states = self._states.next()[:, :, :count]
         ids = np.empty((count, layers, top_k), dtype=np.uint16)
         shares = np.empty(ids.shape, dtype=np.float16) if weights else None
         for layer in range(layers):
-            scores = states[layer] @ router.directions[layer]
-            scores += router.offsets[layer, stages]
-            ids[:, layer] = choose(scores, top_k)
+            scores = router.scores(layer, states[layer], stages)
+            best = choose(scores, top_k)
+            ids[:, layer] = router.order[layer, best]
             if shares is not None:
-                chosen = np.take_along_axis(scores, ids[:, layer].astype(np.intp), axis=1)
+                chosen = np.take_along_axis(scores, best.astype(np.intp), axis=1)
                 shares[:, layer] = softmax(chosen * router.model.sharpness[layer])
         return Routes(ids, shares)
 

@@ -1,14 +1,15 @@
 """Fits the score model of ``traces.synth_model`` to a recorded trace.
 
-In this order: the experts' offsets by stage (popularity), the correlations by lag (overlap by lag, by
-single moments and then by a few rounds against simulated requests), the share that all layers have in
-common (next-layer predictability), the chain of stages, the sharpness of weights. The rank is chosen
-before, on a few layers, by Belady's gain over least recently used.
+In this order: the experts' offsets by stage (popularity), the correlations by lag for each class of
+popularity (overlap by lag, by single moments and then by a few rounds against simulated requests), the
+offsets once more for the states that the classes see, the share that all layers have in common
+(next-layer predictability), the chain of stages, the sharpness of weights. The rank is chosen before, on
+a few layers, by Belady's gain over least recently used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,11 +19,17 @@ from numpy.typing import NDArray
 from traces.locality_ahead import NextLayer
 from traces.locality_caches import belady_curve, lru_curve
 from traces.locality_requests import choice_counts
-from traces.locality_reuse import Overlap, overlap_by_lag
 from traces.schema import DECODE, PREFILL, Trace
+from traces.synth_classes import (
+    NUM_CLASSES,
+    ClassOverlap,
+    agreement,
+    class_overlap,
+    popularity_classes,
+)
 from traces.synth_draw import Router, draw_like
 from traces.synth_model import SynthModel
-from traces.synth_moments import OverlapSolver, correlation_of, solve_offsets, solve_sharpness
+from traces.synth_moments import Mix, OverlapSolver, correlation_of, solve_offsets, solve_sharpness
 from traces.synth_scores import SPAN_TOKENS, choose, directions
 from traces.synth_source import Source
 from traces.synth_stages import StageChain, fit_chain
@@ -34,7 +41,7 @@ _FIRST_RANK = 6
 _LAGS = NEAR_LAGS + FAR_LAGS
 _LEAST_PAIRS = 500
 _SMOOTHING_TOKENS = 40
-_ROUNDS = 2
+_ROUNDS = 3
 _COUPLINGS = (0.0, 0.5, 0.8, 1.0)
 _SEARCH_LAYERS = 6
 _SEARCH_TOKENS = 6000
@@ -75,16 +82,13 @@ def fit_layers(source: Source, seed: int, rank: int, rounds: int = _ROUNDS) -> S
     meta, trace = source.trace.meta, source.trace
     direction = directions((meta.num_layers, meta.num_experts), rank, seed)
     shares = stage_shares(source)
-    offsets = np.stack(
-        [
-            solve_offsets(shares[:, layer], direction[layer], meta.top_k, seed)
-            for layer in range(meta.num_layers)
-        ],
-        axis=1,
-    )
-    overlap = overlap_by_lag([trace], meta, _LAGS)
-    values, slopes = _solve_overlaps(source, overlap, offsets, direction, seed)
+    classes = popularity_classes(trace)
+    offsets = _offsets(shares, direction, meta.top_k, seed)
+    overlap = class_overlap(trace, classes, _LAGS)
+    values, slopes = _solve_overlaps(source, overlap, offsets, direction, classes, seed)
     correlations, stays = _parts(values, overlap)
+    mixes = [Mix(*own) for own in zip(classes, agreement(correlations, stays), strict=True)]
+    offsets = _offsets(shares, direction, meta.top_k, seed, mixes)
     model = SynthModel(
         source=_origin(source),
         num_layers=meta.num_layers,
@@ -96,6 +100,7 @@ def fit_layers(source: Source, seed: int, rank: int, rounds: int = _ROUNDS) -> S
         coupling=1.0,
         seed=seed,
         offsets=offsets,
+        classes=classes,
         correlations=correlations,
         stays=stays,
         sharpness=np.ones(meta.num_layers),
@@ -104,7 +109,7 @@ def fit_layers(source: Source, seed: int, rank: int, rounds: int = _ROUNDS) -> S
         decode_chain=_chain(source, DECODE),
     )
     for number in range(rounds):
-        drawn = overlap_by_lag([_drawn(source, model, seed + 1 + number)], meta, _LAGS)
+        drawn = class_overlap(_drawn(source, model, seed + 1 + number), classes, _LAGS)
         missing = overlap.rates - drawn.rates
         values += 0.7 * np.where(np.isfinite(missing), missing, 0) / slopes
         values = np.clip(values, -0.9, 0.98)
@@ -127,29 +132,51 @@ def stage_shares(source: Source) -> NDArray[np.float64]:
     return np.asarray(smoothed / (tokens + _SMOOTHING_TOKENS)[:, None, None])
 
 
+def _offsets(
+    shares: NDArray[np.float64],
+    direction: NDArray[np.float32],
+    top_k: int,
+    seed: int,
+    mixes: Sequence[Mix] | None = None,
+) -> NDArray[np.float32]:
+    """Return the offsets of all layers, float32[num_stages, num_layers, num_experts]."""
+    layers = [
+        solve_offsets(shares[:, layer], own, top_k, seed, None if mixes is None else mixes[layer])
+        for layer, own in enumerate(direction)
+    ]
+    return np.stack(layers, axis=1)
+
+
 def _solve_overlaps(
     source: Source,
-    overlap: Overlap,
+    overlap: ClassOverlap,
     offsets: NDArray[np.float32],
     direction: NDArray[np.float32],
+    classes: NDArray[np.int64],
     seed: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the correlations that single moments give, and slopes, float64[num_layers, num_lags]."""
+    """Return the correlations that single moments give, and slopes: float64 in the shape of the rates.
+
+    A class that a layer does not use gets those of the most popular experts.
+    """
     rates = overlap.rates
     values, slopes = np.full(rates.shape, np.nan), np.ones(rates.shape)
     least_pairs = min(_LEAST_PAIRS, int(overlap.pairs.max()) // 4)  # of a short source, fewer
     rng = np.random.default_rng([seed, 3])
     for layer in range(len(rates)):
         solver = OverlapSolver(offsets[:, layer], direction[layer], source.trace.meta.top_k, seed)
+        is_of = np.eye(NUM_CLASSES)[classes[layer]]
         for column, lag in enumerate(overlap.lags.tolist()):
             if overlap.pairs[column] < least_pairs:
                 continue
             pairs = _stage_pairs(source, lag, solver.num_pairs, rng)
-            curve = solver.curve(*pairs)
-            values[layer, column], slopes[layer, column] = correlation_of(
-                curve, float(rates[layer, column])
-            )
-    return values, slopes
+            curves = solver.curve(*pairs, is_of)
+            for number in np.flatnonzero(np.isfinite(rates[layer, :, column])):
+                place = (layer, number, column)
+                values[place], slopes[place] = correlation_of(
+                    curves[:, number], float(rates[place])
+                )
+    return np.where(np.isfinite(rates), values, values[:, :1]), slopes
 
 
 def _stage_pairs(
@@ -162,25 +189,26 @@ def _stage_pairs(
 
 
 def _parts(
-    values: NDArray[np.float64], overlap: Overlap
+    values: NDArray[np.float64], overlap: ClassOverlap
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Split correlations by lag into the moving part's and the share that stays over a request.
+    """Split correlations by layer, class and lag into the moving part's and the share that stays.
 
     What stays is the mean from lag 128 on (from 64 on where requests are too short); 0 at least. The
     moving part's autocorrelation is interpolated between lags; where requests are so short that a lag
     has no value it continues as the last one has it.
     """
-    known = np.isfinite(values).all(axis=0)
+    known = np.isfinite(values).all(axis=(0, 1))
     lags = overlap.lags
     far = known & (lags >= SPAN_TOKENS)
     if not far.any():
         far = known & (lags >= SPAN_TOKENS // 2)
-    stays = np.clip(values[:, far].mean(axis=1), 0, _MOST_STAYS) if far.any() else 0 * values[:, 0]
+    stays = values[..., far].mean(axis=-1) if far.any() else np.zeros(values.shape[:-1])
+    stays = np.clip(stays, 0, _MOST_STAYS)
     near = known & (lags < SPAN_TOKENS)
-    moving = np.empty((len(values), SPAN_TOKENS))
-    for layer in range(len(values)):
-        own = (values[layer, near] - stays[layer]) / (1 - stays[layer])
-        moving[layer] = np.interp(np.arange(SPAN_TOKENS), [0, *lags[near]], [1.0, *own])
+    moving = np.empty((*stays.shape, SPAN_TOKENS))
+    for place in np.ndindex(stays.shape):
+        own = (values[place][near] - stays[place]) / (1 - stays[place])
+        moving[place] = np.interp(np.arange(SPAN_TOKENS), [0, *lags[near]], [1.0, *own])
     return np.clip(moving, -0.95, 1), stays
 
 
@@ -246,11 +274,12 @@ def _sharpness(source: Source, model: SynthModel) -> NDArray[np.float64]:
     kept = weights[:: max(1, len(weights) // 4000)].astype(np.float64)
     top_shares = np.nanmean(kept.max(axis=2) / np.maximum(kept.sum(axis=2), 1e-9), axis=0)
     router, rng = Router(model), np.random.default_rng([model.seed, 4])
-    states = rng.standard_normal((2000, model.rank), dtype=np.float32)
+    states = rng.standard_normal((1, 2000, model.rank), dtype=np.float32)
+    states = states.repeat(model.num_classes, axis=0)  # of which all classes see nearly the same
     stages = rng.choice(source.stages, 2000)
     found = np.ones(model.num_layers)
     for layer in range(model.num_layers):
-        scores = states @ router.directions[layer] + router.offsets[layer, stages]
+        scores = router.scores(layer, states, stages)
         chosen = choose(scores, model.top_k).astype(np.intp)
         best = np.take_along_axis(scores, chosen, axis=1)
         found[layer] = solve_sharpness(float(top_shares[layer]), best)

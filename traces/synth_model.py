@@ -15,8 +15,9 @@ from traces.schema import TraceError, near_match
 from traces.synth_scores import SPAN_TOKENS
 from traces.synth_stages import StageChain
 
-FIT_VERSION = 1
-_ARRAYS = ("offsets", "correlations", "stays", "sharpness", "lengths_tokens")
+FIT_VERSION = 2
+_ARRAYS = ("offsets", "correlations", "stays", "sharpness")
+_WHOLE_ARRAYS = ("classes", "lengths_tokens")
 _CHAINS = ("prefill_chain", "decode_chain")
 
 
@@ -42,10 +43,14 @@ class SynthModel:
         Of the experts' directions.
     offsets
         float32[num_stages, num_layers, num_experts]: what an expert's score is above the mean.
+    classes
+        int64[num_layers, num_experts]: each expert's class by popularity, from 0 on; the experts of a
+        class see a hidden state that moves at their pace.
     correlations
-        float64[num_layers, SPAN_TOKENS]: autocorrelation of the moving part by lag; 1 at lag 0.
+        float64[num_layers, num_classes, SPAN_TOKENS]: autocorrelation of the moving part by lag; 1 at
+        lag 0.
     stays
-        float64[num_layers]: the share of the variance that stays over a request.
+        float64[num_layers, num_classes]: the share of the variance that stays over a request.
     sharpness
         float64[num_layers]: weights are the softmax of the chosen scores times this.
     lengths_tokens
@@ -64,6 +69,7 @@ class SynthModel:
     coupling: float
     seed: int
     offsets: NDArray[np.float32]
+    classes: NDArray[np.int64]
     correlations: NDArray[np.float64]
     stays: NDArray[np.float64]
     sharpness: NDArray[np.float64]
@@ -76,8 +82,9 @@ class SynthModel:
         stages, layers = len(self.stage_names), self.num_layers
         shapes = {
             "offsets": (stages, layers, self.num_experts),
-            "correlations": (layers, SPAN_TOKENS),
-            "stays": (layers,),
+            "classes": (layers, self.num_experts),
+            "correlations": (layers, self.num_classes, SPAN_TOKENS),
+            "stays": (layers, self.num_classes),
             "sharpness": (layers,),
             "lengths_tokens": (len(self.lengths_tokens), 2),
         }
@@ -93,6 +100,13 @@ class SynthModel:
         _require(0 <= self.coupling <= 1, "coupling", self.coupling, "must lie in [0, 1]")
         inside = bool((self.stays >= 0).all() and (self.stays < 1).all())
         _require(inside, "stays", self.stays.tolist(), "must lie in [0, 1)")
+        inside = bool((self.classes >= 0).all() and (self.classes < self.num_classes).all())
+        _require(inside, "classes", "out of range", f"must lie in 0..{self.num_classes - 1}")
+
+    @property
+    def num_classes(self) -> int:
+        """Classes of experts by popularity."""
+        return self.stays.shape[-1] if self.stays.ndim else 1
 
     def only(self, layers: list[int]) -> SynthModel:
         """Return the model of some of its layers; their directions are drawn anew."""
@@ -100,6 +114,7 @@ class SynthModel:
             self,
             num_layers=len(layers),
             offsets=self.offsets[:, layers],
+            classes=self.classes[layers],
             correlations=self.correlations[layers],
             stays=self.stays[layers],
             sharpness=self.sharpness[layers],
@@ -123,7 +138,8 @@ class SynthModel:
         plain["source"] = dict(self.source)
         for name in _ARRAYS:
             plain[name] = np.round(plain[name].astype(np.float64), 5).tolist()
-        plain["lengths_tokens"] = self.lengths_tokens.tolist()
+        for name in _WHOLE_ARRAYS:
+            plain[name] = plain[name].tolist()
         for name in _CHAINS:
             plain[name] = plain[name].to_dict()
         return {"fit_version": FIT_VERSION, **plain}
@@ -133,7 +149,9 @@ class SynthModel:
         """Read what ``to_dict`` gave; ``name`` is the file the errors speak of."""
         version = values.get("fit_version")
         if version != FIT_VERSION:
-            raise TraceError(f"{name}: fit_version is {version!r}: must be {FIT_VERSION}")
+            what = "not a fit" if version is None else f"a fit of version {version!r}"
+            rule = f"must be one of version {FIT_VERSION}; fit again with greenroom synth --like"
+            raise TraceError(f"{name}: {what}: {rule}")
         known = [item.name for item in fields(cls)]
         given = {key: value for key, value in values.items() if key != "fit_version"}
         for key in given:
@@ -166,14 +184,39 @@ def load_model(path: str | os.PathLike[str]) -> SynthModel:
 
 def _arguments(values: dict[str, Any]) -> dict[str, Any]:
     """Turn parsed JSON into constructor arguments."""
-    kinds = dict.fromkeys(_ARRAYS, np.float64) | {
-        "offsets": np.float32,
-        "lengths_tokens": np.int64,
-    }
+    _check_plain(values)
+    kinds: dict[str, Any] = dict.fromkeys(_ARRAYS, np.float64) | {"offsets": np.float32}
+    kinds |= dict.fromkeys(_WHOLE_ARRAYS, np.int64)
     arrays = {name: np.array(values[name], dtype=kind) for name, kind in kinds.items()}
     chains = {name: StageChain.from_dict(values[name]) for name in _CHAINS}
     names = {name: tuple(values[name]) for name in ("stage_names", "notes")}
     return {**values, **arrays, **chains, **names}
+
+
+def _check_plain(values: dict[str, Any]) -> None:
+    """Refuse plain values of other kinds than ``to_dict`` writes, so that nothing fails later on."""
+    for key in ("num_layers", "num_experts", "top_k", "rank", "seed"):
+        value = values[key]
+        _require(type(value) is int and value >= 0, key, repr(value), "must be a number >= 0")
+    _require(
+        type(values["stages_told"]) is bool, "stages_told", values["stages_told"], "must be bool"
+    )
+    coupling = values["coupling"]
+    _require(type(coupling) in (int, float), "coupling", repr(coupling), "must be a number")
+    for key in ("stage_names", "notes"):
+        good = isinstance(values[key], list) and all(isinstance(v, str) for v in values[key])
+        _require(good, key, repr(values[key]), "must be a list of strings")
+    source = values["source"]
+    _require(isinstance(source, dict), "source", repr(source), "must be an object")
+    for key in ("name", "kind", "model", "tokens", "licence", "shape"):
+        _require(key in source, f"source.{key}", "missing", "must be given")
+    shape = source["shape"]
+    good = isinstance(shape, list | tuple) and len(shape) == 3
+    _require(
+        good and all(type(v) is int for v in shape), "source.shape", shape, "must be 3 numbers"
+    )
+    licence = source["licence"]
+    _require(licence is None or isinstance(licence, str), "source.licence", licence, "must be text")
 
 
 def _require(good: bool, name: str, value: object, rule: str) -> None:

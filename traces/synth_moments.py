@@ -8,6 +8,7 @@ tried, so that what is compared differs by the parameter alone.
 from __future__ import annotations
 
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +25,22 @@ _LEAST_SHARE = 3e-4
 _quantile = np.vectorize(NormalDist().inv_cdf, otypes=[np.float64])
 
 
+class Mix(NamedTuple):
+    """Classes of a layer's experts, int64[num_experts], and how far the states that they see agree.
+
+    ``agreement`` is float64[num_classes, num_classes], see ``traces.synth_classes``.
+    """
+
+    classes: NDArray[np.int64]
+    agreement: NDArray[np.float64]
+
+
 def solve_offsets(
-    shares: NDArray[np.float64], direction: NDArray[np.float32], top_k: int, seed: int
+    shares: NDArray[np.float64],
+    direction: NDArray[np.float32],
+    top_k: int,
+    seed: int,
+    mix: Mix | None = None,
 ) -> NDArray[np.float32]:
     """Return offsets under which each expert is chosen as often as it should, of mean zero.
 
@@ -35,12 +50,14 @@ def solve_offsets(
         float64[num_stages, num_experts]: share of the tokens that choose each expert.
     direction
         float32[rank, num_experts] of this layer.
+    mix
+        None: all experts see the same state.
 
     Returns
     -------
     float32[num_stages, num_experts]
     """
-    scores = _scores(direction, seed)
+    scores = _scores(direction, seed, mix)
     wanted = _quantile(np.clip(shares, _LEAST_SHARE, 1 - _LEAST_SHARE))
     offsets = wanted.copy()
     for number in range(_ROUNDS):
@@ -52,19 +69,31 @@ def solve_offsets(
 
 
 def chosen_shares(
-    offsets: NDArray[np.float32], direction: NDArray[np.float32], top_k: int, seed: int
+    offsets: NDArray[np.float32],
+    direction: NDArray[np.float32],
+    top_k: int,
+    seed: int,
+    mix: Mix | None = None,
 ) -> NDArray[np.float64]:
     """Return the share of the tokens that choose each expert, float64[num_stages, num_experts]."""
-    scores = _scores(direction, seed)
+    scores = _scores(direction, seed, mix)
     return np.stack([_chosen_share(scores + own, top_k) for own in offsets])
 
 
-def _scores(direction: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
+def _scores(direction: NDArray[np.float32], seed: int, mix: Mix | None) -> NDArray[np.float32]:
     """Draw scores without offsets, float32[num_draws, num_experts]; the same for the same seed."""
-    states = np.random.default_rng([seed, 1]).standard_normal(
-        (_DRAWS, len(direction)), dtype=np.float32
-    )
-    return np.asarray(states @ direction)
+    count = 1 if mix is None else len(mix.agreement)
+    shape = (count, _DRAWS, len(direction))
+    states = np.random.default_rng([seed, 1]).standard_normal(shape, dtype=np.float32)
+    if mix is None:
+        return np.asarray(states[0] @ direction)
+    root = np.linalg.cholesky(mix.agreement + 1e-6 * np.eye(count)).astype(np.float32)
+    states = np.tensordot(root, states, axes=1)
+    scores = np.empty((_DRAWS, direction.shape[1]), dtype=np.float32)
+    for number in range(count):
+        own = mix.classes == number
+        scores[:, own] = states[number] @ direction[:, own]
+    return scores
 
 
 def _chosen_share(scores: NDArray[np.float32], top_k: int) -> NDArray[np.float64]:
@@ -100,20 +129,31 @@ class OverlapSolver:
         """How many pairs of stages ``curve`` takes."""
         return _PAIRS
 
-    def curve(self, earlier: NDArray[np.int16], later: NDArray[np.int16]) -> NDArray[np.float64]:
-        """Return the overlap at each correlation tried, which ascends, float64[num_tried].
+    def curve(
+        self, earlier: NDArray[np.int16], later: NDArray[np.int16], is_of: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return overlaps at each correlation tried, which ascend, float64[num_tried, num_classes].
 
-        ``earlier`` and ``later`` are int16[num_pairs]: the stages of the pairs of tokens.
+        ``earlier`` and ``later`` are int16[num_pairs]: the stages of the pairs of tokens. ``is_of`` is
+        float64[num_experts, num_classes], 1 where an expert is of a class, else 0. All classes are moved
+        by the same correlation. 0 for a class that is not chosen.
         """
         scores = self._one @ self._direction + self._offsets[earlier]
         before = chosen_sets(scores, self._top_k)
-        overlaps = [self._overlap(before, later, float(value)) for value in _TRIED]
+        overlaps = [self._overlap(before, later, float(value), is_of) for value in _TRIED]
         return np.asarray(np.maximum.accumulate(overlaps))
 
-    def _overlap(self, before: NDArray[np.bool_], later: NDArray[np.int16], value: float) -> float:
+    def _overlap(
+        self,
+        before: NDArray[np.bool_],
+        later: NDArray[np.int16],
+        value: float,
+        is_of: NDArray[np.float64],
+    ) -> NDArray[np.float64]:
         states = np.float32(value) * self._one + np.float32(np.sqrt(1 - value**2)) * self._other
         after = chosen_sets(states @ self._direction + self._offsets[later], self._top_k)
-        return float((before & after).sum() / before.sum())
+        uses = (before.sum(axis=0) + after.sum(axis=0)) @ is_of / 2
+        return np.asarray(((before & after).sum(axis=0) @ is_of) / np.maximum(uses, 1))
 
 
 def correlation_of(curve: NDArray[np.float64], overlap: float) -> tuple[float, float]:

@@ -6,7 +6,8 @@ expert's score is its offset (by stage) plus the state along the expert's own di
 highest scores are the choice. Nothing is fed back, so that a trace of any length has the statistics of
 its first thousand tokens.
 
-A state is the sum of a part that stays over the request and a part that moves. The moving part is drawn
+A state is the sum of a part that stays over the request and a part that moves. Classes of experts see
+the state at their own pace: the same noise goes through a filter for each class. The moving part is drawn
 in blocks: each block of ``BLOCK_TOKENS`` follows from the one before by the conditional distribution of
 a Gaussian vector, so that correlations are exact inside two neighbouring blocks, whatever they are.
 """
@@ -61,7 +62,7 @@ def directions(
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What turns white noise into blocks of the moving part, float32[num_layers, BLOCK, BLOCK] each.
+    """What turns white noise into blocks of the moving part, float32[..., BLOCK, BLOCK] each.
 
     The first block is ``first @ noise``, each other one ``carry @ block before + fresh @ noise``.
     """
@@ -72,13 +73,13 @@ class Filters:
 
 
 def filters(correlations: NDArray[np.float64]) -> Filters:
-    """Return the filters of autocovariances float64[num_layers, SPAN_TOKENS]; lag 0 is the variance."""
+    """Return the filters of autocovariances float64[..., SPAN_TOKENS]; lag 0 is the variance."""
     lags = np.abs(np.subtract.outer(np.arange(SPAN_TOKENS), np.arange(SPAN_TOKENS)))
-    whole = possible(correlations)[:, lags]
-    now = whole[:, :BLOCK_TOKENS, :BLOCK_TOKENS]
-    across = whole[:, BLOCK_TOKENS:, :BLOCK_TOKENS]
+    whole = possible(correlations)[..., lags]
+    now = whole[..., :BLOCK_TOKENS, :BLOCK_TOKENS]
+    across = whole[..., BLOCK_TOKENS:, :BLOCK_TOKENS]
     carry = across @ np.linalg.inv(now)
-    rest = now - carry @ across.transpose(0, 2, 1)
+    rest = now - carry @ across.swapaxes(-1, -2)
     rest += 1e-9 * np.eye(BLOCK_TOKENS)
     parts = (np.linalg.cholesky(now), carry, np.linalg.cholesky(rest))
     return Filters(*(part.astype(np.float32) for part in parts))
@@ -90,11 +91,12 @@ def possible(correlations: NDArray[np.float64]) -> NDArray[np.float64]:
     The covariances are continued as an even, periodic sequence whose power spectrum is cut off at a
     small positive value; the variance stays as it was.
     """
-    even = np.concatenate([correlations, correlations[:, -1:], correlations[:, :0:-1]], axis=1)
-    variance = correlations[:, :1]
-    power = np.maximum(np.fft.rfft(even, axis=1).real, _LEAST_SPECTRUM * variance)
-    mended = np.fft.irfft(power, n=even.shape[1], axis=1)[:, : correlations.shape[1]]
-    return np.asarray(mended * (variance / mended[:, :1]))
+    mirrored = correlations[..., :0:-1]
+    even = np.concatenate([correlations, correlations[..., -1:], mirrored], axis=-1)
+    variance = correlations[..., :1]
+    power = np.maximum(np.fft.rfft(even, axis=-1).real, _LEAST_SPECTRUM * variance)
+    mended = np.fft.irfft(power, n=even.shape[-1], axis=-1)[..., : correlations.shape[-1]]
+    return np.asarray(mended * (variance / mended[..., :1]))
 
 
 class States:
@@ -103,9 +105,9 @@ class States:
     Parameters
     ----------
     blocks
-        The filters of the moving part.
+        The filters of the moving part, by layer and class.
     stays
-        float[num_layers]: the share of the variance that is the same over a request.
+        float[num_layers, num_classes]: the share of the variance that is the same over a request.
     rank
         Dimensions of a state.
     coupling
@@ -125,12 +127,13 @@ class States:
         self._blocks, self._rank, self._rng = blocks, rank, rng
         self._common, self._own = np.float32(np.sqrt(coupling)), np.float32(np.sqrt(1 - coupling))
         self._num_layers = len(stays)
-        self._base = self._noise(1) * np.sqrt(stays)[:, None, None].astype(np.float32)
+        share = np.sqrt(stays)[..., None, None].astype(np.float32)
+        self._base = self._noise(1)[:, None] * share
         self._before: NDArray[np.float32] | None = None
 
     def next(self) -> NDArray[np.float32]:
-        """Return the states of the next ``BLOCK_TOKENS`` tokens, float32[num_layers, BLOCK, rank]."""
-        noise = self._noise(BLOCK_TOKENS)
+        """Return the states of the next tokens, float32[num_layers, num_classes, BLOCK_TOKENS, rank]."""
+        noise = self._noise(BLOCK_TOKENS)[:, None]  # the same for all classes
         if self._before is None:
             moving = self._blocks.first @ noise
         else:
