@@ -53,3 +53,15 @@ def test_without_layers_or_a_gap_the_page_does_without() -> None:
     page = match_page(replace(match(), layers=(), gap_mean=None), "a.parquet")
     assert "area" not in page
     assert "worst of 2 layers" not in page
+
+
+def test_the_verdict_tells_the_mean_from_either_half() -> None:
+    good = row("coherence", "window 32", (0.8, 0.8), (0.8, 0.81))
+    bad = row("gap", "9 experts", (0.05, 0.05), (0.04, 0.04))
+    page = match_page(replace(match(), rows=(*match().rows, good, bad)), "a.parquet")
+    assert (
+        "within 10 % in the mean of both halves: reuse (expert overlap, EOR); beyond it in one half: 1"
+        in page
+    )
+    assert "within 10 %, either half by itself too: coherence" in page
+    assert "MISSES: Belady gap (optimum less LRU): 1 of 1 figures (9 experts); one half: 1" in page
