@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from sim.policies.history import PastRequest
 from sim.types import ConfigError
 from sim.workload import Request, Workload, select_requests
-from traces.schema import GATE_COLUMNS, NO_EXPERT, Trace, TraceError
+from traces.locality_requests import expert_uses
+from traces.schema import GATE_COLUMNS, Trace, TraceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +44,10 @@ class Calibration:
 
     def popularity(self) -> NDArray[np.float64]:
         """Uses of each expert, float64[num_layers, num_experts]."""
-        counts = np.zeros(self.num_layers * self.num_experts, dtype=np.int64)
+        counts = np.zeros((self.num_layers, self.num_experts), dtype=np.int64)
         for request in self.chosen:  # one by one, for they may be more than memory holds
-            ids = self.trace.expert_ids[request.rows].astype(np.int64)
-            used = ids != NO_EXPERT
-            keys = (ids + np.arange(self.num_layers)[:, None] * self.num_experts)[used]
-            counts += np.bincount(keys, minlength=len(counts))
-        return counts.reshape(self.num_layers, self.num_experts).astype(np.float64)
+            counts += expert_uses(self.trace.expert_ids[request.rows], self.num_experts)
+        return counts.astype(np.float64)
 
     def requests(self) -> Iterator[PastRequest]:
         """Yield the requests in order."""

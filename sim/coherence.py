@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.locality_histograms import cosines, most_used
-from traces.locality_requests import choice_counts
+from traces.locality_requests import expert_uses
 
 
 class Likeness(NamedTuple):
@@ -53,8 +53,7 @@ def likeness(
 
 def histogram(ids: NDArray[np.uint16], num_experts: int) -> NDArray[np.float64]:
     """Return how often each expert is chosen, float64[num_layers, num_experts]."""
-    one_group = np.zeros(len(ids), dtype=np.intp)
-    return choice_counts(ids, one_group, 1, num_experts)[0].astype(np.float64)
+    return expert_uses(ids, num_experts).astype(np.float64)
 
 
 def windows(ids: NDArray[np.uint16], length: int) -> list[NDArray[np.uint16]]:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.stage_cuts import StagedText
 from sim.stage_inference import RESAMPLES, Contrast, Floats, contrast, resamples
-from traces.schema import NO_EXPERT, Trace
+from traces.locality_requests import expert_uses
+from traces.schema import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +47,11 @@ class Stages:
 
 def stages_of(trace: Trace, texts: Sequence[StagedText]) -> Stages:
     """Count the uses of experts by stage."""
-    layers, experts = trace.meta.num_layers, trace.meta.num_experts
-    offsets = np.arange(layers)[:, None] * experts
-    counts, width = [], layers * experts
-    for text in texts:
-        for first, last in zip(text.cut[:-1], text.cut[1:], strict=True):
-            ids = trace.expert_ids[text.rows[first:last]]
-            keys = (ids.astype(np.int64) + offsets)[ids != NO_EXPERT]
-            counts.append(np.bincount(keys, minlength=width).reshape(layers, experts))
+    counts = [
+        expert_uses(trace.expert_ids[text.rows[first:last]], trace.meta.num_experts)
+        for text in texts
+        for first, last in pairwise(text.cut)
+    ]
     kind = np.concatenate([text.kinds for text in texts])
     return Stages(
         uses=np.array(counts, np.float64),

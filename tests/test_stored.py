@@ -20,7 +20,7 @@ from tests.configs import composed
 from tests.trace_samples import make_meta, make_trace
 from traces.schema import Provenance, Trace, TraceError, TraceMeta
 from traces.store import TraceWriter, read_trace, write_trace
-from traces.stored import KEPT_BYTES, decoded_bytes, is_stored, open_trace
+from traces.stored import KEPT_BYTES, StoredColumn, decoded_bytes, open_trace
 
 LENGTHS = (9, 4, 14)
 NUM_ROWS = sum(LENGTHS)
@@ -56,8 +56,8 @@ def test_a_stored_column_is_indexed_as_an_array(file: Path, chosen: list, kept: 
 
 def test_an_open_trace_is_the_trace(file: Path) -> None:
     whole, stored = read_trace(file), open_trace(file)
-    assert is_stored(stored)
-    assert not is_stored(whole)
+    assert isinstance(stored.expert_ids, StoredColumn)
+    assert not isinstance(whole.expert_ids, StoredColumn)
     assert stored.meta == whole.meta
     assert stored.columns == whole.columns
     for name in whole.columns:
@@ -99,7 +99,7 @@ def test_a_run_on_a_stored_trace_is_the_run_on_the_trace(
     plain, _ = simulate(config, None)
     monkeypatch.setattr(build, "_MOST_BYTES_IN_MEMORY", 0)
     build._read_trace.cache_clear()
-    assert is_stored(build.load_trace(str(path)))
+    assert isinstance(build.load_trace(str(path)).expert_ids, StoredColumn)
     stored, _ = simulate(config, None)
     build._read_trace.cache_clear()
     assert stored == plain

@@ -61,3 +61,8 @@ def choice_counts(
     bins += (groups[:, None] * layers + np.arange(layers))[:, :, None] * width
     counts = np.bincount(bins.ravel(), minlength=num_groups * layers * width)
     return counts.reshape(num_groups, layers, width)[:, :, :-1]
+
+
+def expert_uses(ids: NDArray[np.uint16], num_experts: int) -> NDArray[np.int64]:
+    """Return how often all rows together choose each expert, int64[num_layers, num_experts]."""
+    return choice_counts(ids, np.zeros(len(ids), dtype=np.intp), 1, num_experts)[0]

@@ -151,11 +151,6 @@ def open_trace(
     return Trace(meta, **made)
 
 
-def is_stored(trace: Trace) -> bool:
-    """Tell whether a trace's routing stays in its file."""
-    return isinstance(trace.expert_ids, StoredColumn)
-
-
 def decoded_bytes(path: str | os.PathLike[str]) -> int:
     """Return what a trace file takes in memory, text not counted, from its header and footer."""
     meta = read_meta(path)

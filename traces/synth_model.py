@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from traces.out_file import whole_file
 from traces.schema import TraceError, near_match
 from traces.synth_scores import SPAN_TOKENS
 from traces.synth_stages import StageChain
@@ -122,15 +123,8 @@ class SynthModel:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON, whole or not at all."""
-        path = Path(path)
-        temporary = Path(f"{path}.tmp-{os.getpid()}")
-        try:
+        with whole_file(Path(path)) as temporary:
             temporary.write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")
-            temporary.replace(path)
-        except OSError as error:
-            raise TraceError(f"{path}: {error.strerror}") from None
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values."""

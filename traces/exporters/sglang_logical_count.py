@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from traces.locality_requests import expert_uses
 from traces.out_file import whole_file
-from traces.schema import NO_EXPERT, Trace, TraceError, TraceMeta
+from traces.schema import Trace, TraceError, TraceMeta
 
 
 def write(chunks: Iterable[Trace], out: Path) -> tuple[str, ...]:
@@ -28,21 +29,14 @@ def write(chunks: Iterable[Trace], out: Path) -> tuple[str, ...]:
     counts, meta = None, None
     for chunk in chunks:
         meta = chunk.meta
-        counts = _uses(chunk) if counts is None else counts + _uses(chunk)
+        uses = expert_uses(chunk.expert_ids, meta.num_experts)
+        counts = uses if counts is None else counts + uses
     if counts is None or meta is None:
         raise TraceError(f"{out}: there are no rows to count")
     content = {"logical_count": _of_all_layers(counts, meta.layer_indices).tolist()}
     with whole_file(out) as temporary:
         temporary.write_text(json.dumps(content), encoding="utf-8")
     return _notes(meta)
-
-
-def _uses(chunk: Trace) -> NDArray[np.int64]:
-    """Return the uses of each expert, [MoE layers, experts]."""
-    meta, ids = chunk.meta, chunk.expert_ids
-    place = ids + np.arange(meta.num_layers, dtype=np.int64)[:, None] * meta.num_experts
-    size = meta.num_layers * meta.num_experts
-    return np.bincount(place[ids != NO_EXPERT], minlength=size).reshape(meta.num_layers, -1)
 
 
 def _of_all_layers(counts: NDArray[np.int64], layer_indices: tuple[int, ...]) -> NDArray[np.int64]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -310,8 +309,3 @@ def _in_order_of_steps(trace: Trace) -> Trace:
     if (np.diff(trace.step) >= 0).all():
         return trace
     return trace.take(np.argsort(trace.step, kind="stable"))
-
-
-def with_notes(trace: Trace, *notes: str) -> Trace:
-    """Return the trace with more notes in its header."""
-    return replace(trace, meta=replace(trace.meta, notes=(*trace.meta.notes, *notes)))
