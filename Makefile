@@ -7,12 +7,12 @@ TORCH_CUDA ?=
 TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint bench gpu train record clean
+.PHONY: demo test lint bench soak gpu train record clean
 demo: $(VENV)/base.stamp ## run the main job on the bundled trace and show the result
-	$(BIN)/greenroom sim +experiment=demo
+	$(BIN)/greenroom sweep +experiment=demo sweep.overwrite=true
 
 test: $(VENV)/dev.stamp ## the whole suite, on CPU
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 lint: $(VENV)/dev.stamp ## style, formatting, types
 	$(BIN)/ruff check .
@@ -21,6 +21,9 @@ lint: $(VENV)/dev.stamp ## style, formatting, types
 
 bench: $(VENV)/dev.stamp ## speed as ratios against a baseline of the same run
 	$(BIN)/python -m pytest tests/bench -m bench -s
+
+soak: $(VENV)/dev.stamp ## a sweep for half an hour: its memory must stay flat
+	$(BIN)/python tests/bench/soak.py --minutes 30 --out outputs/soak
 
 gpu: $(VENV)/gpu$(TORCH_CUDA).stamp ## with a CUDA device: measure, validate and test on it (docs/cuda.md)
 	$(BIN)/greenroom validate --device cuda --measure --minutes 8 --out docs/validation/cuda; status=$$?; \

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+_LONGEST = 300
+"""Characters of a value that are shown."""
+
 
 class HardwareError(ValueError):
     """A user's mistake in a model or machine description; one line: ``file: field = value: rule``."""
@@ -13,6 +16,7 @@ class HardwareError(ValueError):
 def figure_error(where: str, field: str, value: object, rule: str) -> HardwareError:
     """Return the error for a field whose value breaks a rule."""
     shown = " ".join(repr(value).split()) if isinstance(value, str) else str(value)
+    shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
     return HardwareError(f"{where}: {field} = {shown}: {rule}")
 
 

@@ -15,6 +15,7 @@ from hwmodels.gguf_header import Tensor
 
 _MOST_BYTES = 100_000_000
 """The longest header that the format allows."""
+_LONGEST_NAME = 255
 _MOST_PLACE = 2**63
 _BROKEN = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 
@@ -48,7 +49,16 @@ def _indexed(index: Path) -> list[Path]:
         raise HardwareError(f"{index}: no index: it is not JSON of the right form") from error
     if not isinstance(places, dict) or not places:
         raise HardwareError(f"{index}: weight_map: missing, must be given")
-    files = [index.with_name(str(name)) for name in sorted(set(map(str, places.values())))]
+    names = sorted(set(map(str, places.values())))
+    for name in names:
+        if (
+            not name
+            or len(name) > _LONGEST_NAME
+            or not name.isprintable()
+            or Path(name).name != name
+        ):
+            raise HardwareError(f"{index}: weight_map: {name[:60]!r}: must be a file beside it")
+    files = [index.with_name(name) for name in names]
     for file in files:
         if not file.exists():
             raise HardwareError(f"{file}: missing, a part of {index.name}")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from real.result_folder import result_folder
+from sim.command_line import Parser
 from sim.mistakes import complain
 from sim.own_options import add_config_dirs, check_folders
 from sim.settings import did_you_mean
@@ -48,24 +49,19 @@ downloaded."""
 def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
     try:
-        options = _parser().parse_intermixed_args(arguments)
+        options = make_parser().parse_intermixed_args(arguments)
         _check(options)
         return _run(options)
     except Exception as error:
         return complain(PROGRAM, error)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        raise ConfigError(message)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def make_parser() -> Parser:
+    """Return what reads the command's arguments."""
+    parser = Parser(
         prog=PROGRAM,
         description="Let a Hugging Face MoE generate with its experts in a slower tier, behind a policy.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("overrides", nargs="*", metavar="KEY=VALUE", help="settings, as of greenroom sim")

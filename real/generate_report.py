@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
+
+from sim.screen import screen
 
 if TYPE_CHECKING:
     from traces.record_rows import Request
@@ -34,7 +34,7 @@ def print_result(
     summary: dict[str, Any], notes: Sequence[str], folder: Path, record: Path | None
 ) -> None:
     """Print a run's figures, what must be told of them, and where the files are, the folder last."""
-    console = Console(width=None if sys.stdout.isatty() else 200, markup=False)
+    console = screen()
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column()

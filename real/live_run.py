@@ -25,7 +25,7 @@ from real.rig import build_executor
 from real.store import Progress, Store, with_low_copies
 from sim.build import Scenario
 from sim.metrics import RunTables, Totals
-from sim.results import streamed_tables
+from sim.result_tables import streamed_tables
 from sim.routing import ordering
 from sim.types import ConfigError
 from traces.record import check_prompts, eos_tokens, generate_batch

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from real.result_folder import result_folder
+from sim.command_line import Parser
 from sim.mistakes import complain
+from sim.screen import screen
 from sim.types import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 _EPILOG = """examples:
   greenroom measure --out my_conf --name my_machine         about two and a half minutes
-  greenroom measure --out my_conf --name my_machine --quick 40 seconds, less sure
+  greenroom measure --out my_conf --name my_machine --quick   40 seconds, less sure
   greenroom sim --config-dir my_conf machine=my_machine     a simulation of this machine
 
 Ctrl-C ends the measuring early; what was measured by then is kept. Without a GPU the device is the CPU: one
@@ -38,8 +40,8 @@ _LEAST_SECONDS = 1.0
 
 def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
-    options = _parser().parse_args(arguments)
     try:
+        options = make_parser().parse_args(arguments)
         with result_folder(options.out, make=True) as out:
             _run(options, out)
     except Exception as error:
@@ -47,12 +49,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    """Return what reads the command's arguments."""
+    parser = Parser(
         prog="greenroom measure",
         description="Time copies, storage, kernels and handovers of this machine, in turns.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add(
@@ -270,11 +272,10 @@ def _say(text: str) -> None:
 
 
 def _print(measured: Measured, facts: Mapping[str, Any]) -> None:
-    from rich.console import Console
 
     from real.measure_table import slowdown_lines, table_of
 
-    console = Console(width=None if sys.stdout.isatty() else 120, markup=False)
+    console = screen(120)
     device = facts["device"]["name"]
     console.print(
         f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_bytes'] / 2**30:.0f} GiB, device "

@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from real.result_folder import result_folder
+from sim.command_line import Parser
 from sim.mistakes import complain
+from sim.show_config import add_show, check_show, show
 from sim.types import ConfigError
 
 PROGRAM = "greenroom remoe"
@@ -32,7 +34,10 @@ object with 'text' or 'tokens'."""
 def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
     try:
-        options = _parser().parse_intermixed_args(arguments)
+        options = make_parser().parse_intermixed_args(arguments)
+        check_show(options)
+        if options.cfg is not None:
+            return show("remoe", options.overrides, options)
         _check(options)
         with result_folder(options.out, make=True) as folder:
             _run(options, folder)
@@ -41,13 +46,13 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    """Return what reads the command's arguments."""
+    parser = Parser(
         prog=PROGRAM,
         description="Fine-tune only the gates of a Mixture-of-Experts model for reuse of experts (ReMoE, "
         "arXiv 2605.27081), beside a control, and tell what it gains and costs.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("overrides", nargs="*", metavar="KEY=VALUE", help="settings")
@@ -61,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--gates", type=Path, metavar="FILE", help="judge these instead of training")
     what.add_argument("--frontier", action="store_true", help="sweep the locality weights")
     what.add_argument("--speed", action="store_true", help="what the run in --out gains in time")
+    add_show(parser)
     return parser
 
 

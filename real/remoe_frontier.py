@@ -122,25 +122,18 @@ def _caption(subject: GateSubject, config: RemoeConfig) -> str:
 
 def plot_frontier(points: Sequence[Point], stem: Path, text: str) -> Path:
     """Draw reuse against perplexity, accuracy and load, to PNG and PDF; return the PNG's path."""
-    from importlib import resources
+    from sim.plot_style import PAGE, new_panels, save, styled, write_below
 
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    from sim.plot_style import save
-
-    with plt.style.context([str(resources.files("sim") / "paper.mplstyle")]):
+    with styled():
         has_tasks = all(point.judgement.tasks for point in points)
         count = 3 if has_tasks else 2
-        figure, axes = plt.subplots(1, count, figsize=(2.4 * count, 2.5))
+        figure, axes = new_panels(1, count, PAGE / 3, 2.3, 0.2)
         before = points[0].judgement.quality
         _costs(axes[0], points, before)
         _load(axes[1], points)
         if has_tasks:
             _tasks(axes[2], points)
-        figure.supxlabel(text, fontsize=5, color="0.45")
+        write_below(figure, text)
         return save(figure, stem)
 
 

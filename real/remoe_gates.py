@@ -172,7 +172,7 @@ def load_gates(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ConfigError(f"{path}: must be gates that `greenroom remoe` wrote")
     try:
         made = json.loads(header)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: what its header says of its gates is no JSON") from error
     return values, made
 

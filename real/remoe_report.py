@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from real.remoe_metrics import GateQuality
 from real.remoe_run import RESULT, Judgement
 from real.remoe_speed import SPEED, Speed
 from real.remoe_tasks import difference
+from sim.screen import screen
 
 PAPER = {
     "eor": (0.273, 0.345),
@@ -28,7 +28,7 @@ PAPER = {
 
 def console() -> Console:
     """Return a console that keeps tables whole when stdout is a file or a pipe."""
-    return Console(width=None if sys.stdout.isatty() else 200, markup=False, highlight=False)
+    return screen(highlight=False)
 
 
 def print_run(found: Mapping[str, Judgement], folder: Path) -> None:

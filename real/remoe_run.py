@@ -113,9 +113,9 @@ def judged(
     path = folder / JUDGED
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         kept = {}
-    if kept.get("asked") == asked:
+    if isinstance(kept, dict) and kept.get("asked") == asked:
         return judgement_of(kept)
     found = judge(subject, values, evaluate, tell)
     folder.mkdir(parents=True, exist_ok=True)

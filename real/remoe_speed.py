@@ -95,12 +95,12 @@ def _joined(path: Path, found: Speed) -> Speed:
     """Add what an earlier call with other settings found of the same traces, which the same EOR tells."""
     try:
         earlier = Speed(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        if earlier.eor != found.eor:
+            return found
+        mine = {tuple(row[name] for name in _RUN) for row in found.rows}
+        others = [row for row in earlier.rows if tuple(row[name] for name in _RUN) not in mine]
+    except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError):
         return found
-    if earlier.eor != found.eor:
-        return found
-    mine = {tuple(row[name] for name in _RUN) for row in found.rows}
-    others = [row for row in earlier.rows if tuple(row[name] for name in _RUN) not in mine]
     return Speed(others + found.rows, found.eor, found.live or earlier.live)
 
 

@@ -177,7 +177,7 @@ def read_texts(
 def _parsed(line: str, where: str) -> str | list[int]:
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not JSON: {error}") from error
     if isinstance(found, dict):
         found = found.get("tokens", found.get("text"))

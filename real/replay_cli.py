@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from real.result_folder import result_folder
+from sim.command_line import Parser
 from sim.mistakes import complain
 from sim.own_options import add_config_dirs
+from sim.show_config import add_show, check_show, show
 from sim.types import ConfigError
 
 PROGRAM = "greenroom replay"
@@ -42,8 +44,11 @@ says what policies believe and what real.sim predicts with: describe this machin
 
 def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
-    options = _parser().parse_intermixed_args(arguments)
     try:
+        options = make_parser().parse_intermixed_args(arguments)
+        check_show(options)
+        if options.cfg is not None:
+            return show("replay", options.overrides, options)
         with result_folder(options.out) as folder:
             _run(options, folder)
     except Exception as error:
@@ -51,18 +56,19 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    """Return what reads the command's arguments."""
+    parser = Parser(
         prog=PROGRAM,
         description="Replay a trace's routing on this machine: the policies of the simulator, with actual "
         "copies and kernels.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings")
     parser.add_argument("--out", metavar="DIR", type=Path, help="where results go (default: a new folder "
                         "below outputs/)")  # fmt: skip
     add_config_dirs(parser)
+    add_show(parser)
     return parser
 
 

@@ -22,7 +22,7 @@ from real.store_file import FileStore
 from sim.build import Scenario
 from sim.metrics import RunTables, Totals
 from sim.perfetto import check_window
-from sim.results import streamed_tables
+from sim.result_tables import streamed_tables
 from sim.simulate import Watch, choices_of, metrics_of, provenance_of
 from sim.types import ConfigError
 

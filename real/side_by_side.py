@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from sim.perfetto import write_timeline
-from sim.results import COUNTERS, EVENTS, StoredTable, whole_file
+from sim.result_tables import StoredTable
+from sim.results import COUNTERS, EVENTS, whole_file
 
 SIDE_BY_SIDE = "side_by_side.json.gz"
 _APART = 100

@@ -275,7 +275,7 @@ def _table_bytes(path: Path, body: bytes) -> int:
     try:
         said = json.loads(body)
         return max(0, 4 * len(said["banks"]) * int(said["num_experts"]))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise _damaged(path) from error
 
 

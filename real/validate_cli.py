@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from real.result_folder import result_folder
+from sim.command_line import Parser
 from sim.mistakes import complain
 from sim.own_options import add_config_dirs
+from sim.show_config import add_show, check_show, show
 from sim.types import ConfigError
 
 if TYPE_CHECKING:
@@ -37,21 +39,24 @@ for a mistake. Nothing else should run on the machine meanwhile. Ctrl-C leaves n
 
 def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
-    options = _parser().parse_intermixed_args(arguments)
     try:
+        options = make_parser().parse_intermixed_args(arguments)
+        check_show(options)
+        if options.cfg is not None:
+            return show("validate", options.overrides, options)
         with result_folder(options.out, make=True) as out:
             return _run(options, out)
     except Exception as error:
         return complain(PROGRAM, error, "validate")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    """Return what reads the command's arguments."""
+    parser = Parser(
         prog=PROGRAM,
         description="Run the same policies on this machine and in the simulator, in the same minutes, and "
         "give a verdict on the simulator.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("overrides", nargs="*", metavar="KEY=VALUE", help="settings of conf/validate.yaml")
@@ -68,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, metavar="DIR", help="where results go (default: outputs/DATE/TIME)")
     add("--measure", action="store_true", help="run `greenroom measure` first, into DIR/measure")
     add_config_dirs(parser)
+    add_show(parser)
     return parser
 
 
@@ -141,20 +147,20 @@ def _measure(options: argparse.Namespace, matrix: Matrix, out: Path) -> int:
 
 def write(found: Validation, out: Path) -> int:
     """Write report, tables and figure, print the verdict and return the exit code."""
-    from real.validate_plot import plot_validation
     from real.validate_report import FIGURE, is_met, report
     from real.validate_score import verdict
     from real.validate_tables import run_rows, whole
+    from sim.figures.source import VALIDATION, VALIDATION_FILE, Source
+    from sim.figures.validation import draw_validation
+    from sim.plot_style import save, styled
     from sim.results import write_csv, write_text
 
     out.mkdir(parents=True, exist_ok=True)
-    facts = found.facts
-    text = f"{facts['cpu']}, device {facts['device']['name']}, torch {facts['torch']}; greenroom "
-    plot_validation(
-        found.rows, out / FIGURE, f"{text}{facts['greenroom']}; bars: 2 standard errors"
-    )
-    write_csv(out / "results.csv", run_rows(found))
-    write_text(out / "validation.json", json.dumps(whole(found), indent=1) + "\n")
+    record, rows = whole(found), run_rows(found)
+    with styled():
+        save(draw_validation(Source(VALIDATION, rows, about=record)), out / FIGURE)
+    write_csv(out / "results.csv", rows)
+    write_text(out / VALIDATION_FILE, json.dumps(record, indent=1) + "\n")
     write_text(out / "report.md", report(found))
     for bar in verdict(found.rows, found.parity):
         print(f"{'met   ' if bar.is_met else 'missed'}  {bar.name}: {bar.words} (bar: {bar.rule})")

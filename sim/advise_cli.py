@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from sim.advise import QUALITY_FLOOR, WAYS, Point, Wish, check_quants, engines_for, search, to_ask
 from sim.cases import case_of
+from sim.command_line import Parser
 from sim.interval import interval_of, read_errors
 from sim.mistakes import complain
 from sim.predict_answer import Asked, is_changed
@@ -35,19 +36,19 @@ weight of the experts: it orders schemes and promises nothing."""
 
 def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
-    options = _parser().parse_intermixed_args(arguments)
     try:
+        options = make_parser().parse_intermixed_args(arguments)
         return _run(options)
     except Exception as error:
         return complain("greenroom advise", error, "predict")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    """Return what reads the command's arguments."""
+    parser = Parser(
         prog="greenroom advise",
         description="Search engines, placements, quantisations and cache sizes for the fastest that fits.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("overrides", nargs="*", metavar="KEY=VALUE", help="settings")
@@ -101,17 +102,17 @@ def _run(options: argparse.Namespace) -> int:
     from sim.advise_table import summary_of, table_of
 
     started_s = time.monotonic()
-    wish = _wish(options)
+    wish = wish_of(options)
     changes = None if options.compare is None else changes_of(options.compare)
-    asked = _ask(options, wish)
     replayed = None
-    if options.simulate:
+    if options.simulate:  # read first: a trace that is none is told of before the long search
         from sim.advise_confirm import confirm, load_replayed
 
         replayed = load_replayed(options.sim_trace)
+    asked = ask_all(options, wish)
     points = search(asked, wish)
     spent_s = time.monotonic() - started_s
-    ground = _ground(next(iter(asked.values())), points)
+    ground = ground_of(next(iter(asked.values())), points)
     compared = None if changes is None else _compared(options, wish, points, changes, ground)
     runs = None if replayed is None else confirm(asked, points, replayed)
     folder = _folder(options.out)
@@ -132,12 +133,13 @@ def _compared(options: argparse.Namespace, wish: Wish, points: Sequence[Point],
     def search_with(change: Sequence[str]) -> list[Point]:
         other = argparse.Namespace(**vars(options))
         other.overrides = changed(options.overrides, change)
-        return search(_ask(other, wish), wish)
+        return search(ask_all(other, wish), wish)
 
     return compare(points, changes, search_with, ground.rows)
 
 
-def _wish(options: argparse.Namespace) -> Wish:
+def wish_of(options: argparse.Namespace) -> Wish:
+    """Return what is to be searched for, from the command's options; raises ConfigError for what cannot be."""
     quants = _names(options.quant, "--quant")
     if quants is not None:
         check_quants(quants)
@@ -156,7 +158,7 @@ def _names(text: str | None, flag: str) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(names))
 
 
-def _ask(options: argparse.Namespace, wish: Wish) -> dict[str, Asked]:
+def ask_all(options: argparse.Namespace, wish: Wish) -> dict[str, Asked]:
     """Compose what the search needs: every engine and every kind of placement, under its own key."""
     for override in options.overrides:
         key = override.lstrip("+~").partition("=")[0]
@@ -175,7 +177,7 @@ def _ask(options: argparse.Namespace, wish: Wish) -> dict[str, Asked]:
     return asked
 
 
-def _ground(asked: Asked, points: Sequence[Point]) -> Ground:
+def ground_of(asked: Asked, points: Sequence[Point]) -> Ground:
     """Return what the points rest on: published rows, the interval of each engine's decoding, notes."""
     from sim.advise_standing import more_bits, rows_by_engine
     from sim.advise_table import Ground

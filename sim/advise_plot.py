@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
-from textwrap import fill
 
-import matplotlib.pyplot as plt
+from matplotlib import colormaps
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hwmodels.units import GB
 from sim.advise import Point
-from sim.plot_style import new_figure, save
+from sim.plot_style import PAGE, new_figure, save, styled, write_below
 
 _MARKS = {
     "llama_cpp": "o",
@@ -33,15 +32,15 @@ def plot_frontier(points: Sequence[Point], folder: Path) -> Path | None:
     """Draw the frontier to ``frontier.png`` and ``.pdf``; None where there is nothing to draw."""
     if not points:
         return None
-    style = resources.files("sim") / "paper.mplstyle"
-    with plt.style.context([str(style)]):
-        return save(_figure(points), folder / "frontier")
+    with styled():
+        return save(frontier_figure(points), folder / "frontier")
 
 
-def _figure(points: Sequence[Point]) -> Figure:
-    figure, axes = new_figure(5.6, 3.4)
+def frontier_figure(points: Sequence[Point]) -> Figure:
+    """Draw speed against memory, a line a precision of weights, a mark an engine."""
+    figure, axes = new_figure(PAGE, 3.4)
     quants = _drawn(points)
-    colours = plt.get_cmap("viridis")
+    colours = colormaps["cividis"]
     engines: dict[str, None] = {}
     for number, (bits, quant) in enumerate(quants):
         colour = colours(0.9 * number / max(1, len(quants) - 1))
@@ -96,7 +95,7 @@ def rising(points: Sequence[Point]) -> list[Point]:
     return kept
 
 
-def _memory_line(axes: plt.Axes, point: Point) -> None:
+def _memory_line(axes: Axes, point: Point) -> None:
     machine = point.case.costs.machine
     gpu = machine.gpu
     have = gpu.memory_bytes * gpu.count if gpu and machine.link else machine.cpu.memory_bytes
@@ -111,4 +110,4 @@ def _caption(figure: Figure, point: Point) -> None:
         f"{case.costs.shape.name} on {case.costs.machine.name}, {case.batch_size} at one time, context "
         f"{case.context_tokens}; expert use {case.usage.name}; closed form; greenroom {version('greenroom')}"
     )
-    figure.supxlabel(fill(text, width=int(figure.get_figwidth() * 23)), fontsize=5, color="0.45")
+    write_below(figure, text)

@@ -28,6 +28,7 @@ from sim.types import ConfigError, KeySpace
 from sim.warm_up import WarmUp, warm, warm_up_of
 from sim.workload import Workload
 from traces.importers.by_name import read_any
+from traces.part import Part, split_part
 from traces.schema import Trace, TraceError
 from traces.store import is_trace_file
 from traces.stored import decoded_bytes, open_trace
@@ -216,6 +217,8 @@ def _estimate(config: Mapping[str, Any], truth: CostModel) -> CostModel:
     return CostModel(truth.shape, believed_machine, truth.engine)
 
 
+_WITH_TRACES = ("traces", "conf")
+"""Packages of ours that bundle traces."""
 _MOST_BYTES_IN_MEMORY = 256 * 2**20
 """Size of a trace, decoded, from which its routing is read from the file as the run goes on."""
 
@@ -224,18 +227,25 @@ _MOST_BYTES_IN_MEMORY = 256 * 2**20
 
 
 def load_trace(path: str) -> Trace:
-    """Read a trace; ``pkg://package/file`` names one that is bundled."""
+    """Read a trace; ``pkg://package/file`` names one that is bundled, ``FILE#...`` a part of one."""
     real_path = os.path.realpath(resolve_path(path))
+    part = split_part(path)[1]
     try:
-        return _read_trace(real_path)
+        stamp = file_stamp(real_path)
+        return _read_trace(real_path, stamp) if part is None else _read_part(real_path, stamp, part)
     except TraceError as error:  # speak of the file as the user does
         raise TraceError(str(error).replace(real_path, path)) from error
 
 
 def resolve_path(path: str) -> Path:
-    """Return the file behind a trace path of the configuration."""
+    """Return the file behind a trace path of the configuration, whatever part of it is named."""
+    path, _ = split_part(path)
     if path.startswith("pkg://"):
         package, _, name = path.removeprefix("pkg://").partition("/")
+        if (
+            package.partition(".")[0] not in _WITH_TRACES
+        ):  # a name alone imports no module of others
+            raise ConfigError(f"trace.path = {path}: no such package: {package!r}")
         try:
             return Path(str(resources.files(package))) / name
         except (ImportError, ValueError, TypeError) as error:
@@ -243,8 +253,17 @@ def resolve_path(path: str) -> Path:
     return Path(path).expanduser()
 
 
+def file_stamp(path: str) -> tuple[int, ...]:
+    """Return what changes with a file's content: when it was written, and its size; empty for none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
 @lru_cache(maxsize=2)
-def _read_trace(path: str) -> Trace:
+def _read_trace(path: str, stamp: tuple[int, ...]) -> Trace:
     """Keep the last traces: the points of a sweep share them, so that nobody may write in them.
 
     One that is large stays in its file.
@@ -257,6 +276,12 @@ def _read_trace(path: str) -> Trace:
         if isinstance(column, np.ndarray):
             column.flags.writeable = False
     return trace
+
+
+@lru_cache(maxsize=2)
+def _read_part(path: str, stamp: tuple[int, ...], part: Part) -> Trace:
+    """Keep the last parts too; each is in memory."""
+    return part.of(_read_trace(path, stamp), path)
 
 
 def _workload(config: Mapping[str, Any], trace: Trace, calibration: Calibration) -> Workload:

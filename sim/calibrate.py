@@ -24,6 +24,7 @@ from sim.calibrate_rows import Row, read_rows
 from sim.calibrate_spec import ALONE, Specification, known_specifications, read_specification
 from sim.calibrate_values import Predictions, changed, parameter_of
 from sim.cases import Composed
+from sim.command_line import Parser
 from sim.mistakes import complain
 from sim.own_options import add_config_dirs, check_folders
 from sim.types import ConfigError
@@ -72,8 +73,8 @@ class Calibrated:
 
 def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
-    options = _parser().parse_args(arguments)
     try:
+        options = make_parser().parse_args(arguments)
         if options.calibration is None:
             print("\n".join(known_specifications()))
             return 0
@@ -83,12 +84,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    """Return what reads the command's arguments."""
+    parser = Parser(
         prog="greenroom calibrate",
         description="Fit figures of machine and engine files to measured rows.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("calibration", nargs="?", help="a name, or a YAML file of your own; none: list them")

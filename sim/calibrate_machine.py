@@ -142,9 +142,11 @@ def _facts(rows: Path) -> dict[str, Any]:
             "must lie beside the rows, as greenroom measure writes it: it tells what the machine is"
         )
         raise ConfigError(f"{path}: no such file; {rule}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path}: is not what greenroom measure writes: {error}") from error
-    assert all(known.values())
+    for key, value in known.items():
+        if not value:
+            raise ConfigError(f"{path}: is not what greenroom measure writes: {key} is {value}")
     return dict(facts)
 
 

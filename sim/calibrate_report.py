@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from sim.calibrate import Calibrated
 from sim.calibrate_names import Field
 from sim.calibrate_rows import Row
 from sim.results import write_text
+from sim.screen import screen
 
 SUMMARY = "calibration.json"
 ROWS = "rows.csv"
@@ -226,9 +226,7 @@ def _csv(records: Sequence[Mapping[str, Any]]) -> str:
 
 def print_report(found: Calibrated) -> None:
     """Print the rows, the parameters, what cannot be told apart, and the errors."""
-    from rich.console import Console
-
-    console = Console(width=None if sys.stdout.isatty() else 200, markup=False)
+    console = screen()
     records = row_records(found)
     if records:
         console.print(_row_table(records))

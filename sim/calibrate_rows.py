@@ -176,12 +176,18 @@ def _overrides(spec: Specification, where: str, row: Mapping[str, Any]) -> list[
             rule = "must be given, by the row or the calibration (--machine NAME)"
             raise ConfigError(f"{where}: machine: missing, {rule}")
     more = row.get("overrides", [])
-    more = shlex.split(more) if isinstance(more, str) else more
+    try:
+        more = shlex.split(more) if isinstance(more, str) else more
+    except ValueError as error:
+        raise ConfigError(f"{where}: overrides = {more}: cannot be parted: {error}") from None
     if not isinstance(more, list) or not all(isinstance(text, str) for text in more):
         raise ConfigError(f"{where}: overrides = {more}: must be a list of KEY=VALUE")
     for text in more:
         if text.lstrip("+~").startswith(SEARCHPATH):
             raise ConfigError(f"{where}: {text}: must be given for all rows, as --config-dir DIR")
+    for text in (*found, *more):
+        if "${" in text:  # rows are data: nobody's environment is read for them
+            raise ConfigError(f"{where}: {text}: must be plain, without ${{...}}")
     return [*found, *more]
 
 

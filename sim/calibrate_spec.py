@@ -15,6 +15,7 @@ from sim.types import ConfigError
 
 SCALES = ("log", "linear")
 ALONE = "row"
+_MOST_VALUES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +116,31 @@ def read_yaml(path: Path) -> Any:
     import yaml
 
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeError) as error:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        num_values = values_written_out(found, {})
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deep, or a part of it holds itself") from None
+    except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}:" if mark is not None else ""
         raise ConfigError(f"{path}:{line} {getattr(error, 'problem', None) or error}") from error
+    if num_values > _MOST_VALUES:
+        rule = f"must be at most {_MOST_VALUES}"
+        raise ConfigError(f"{path}: {num_values:.2g} values where aliases are written out: {rule}")
+    return found
+
+
+def values_written_out(value: Any, known: dict[int, int]) -> int:
+    """Return how many values there are when aliases are written out; RecursionError for one of itself.
+
+    ``known`` holds what is known by the identity of lists and mappings.
+    """
+    if not isinstance(value, list | dict):
+        return 1
+    if id(value) not in known:
+        items = [*value, *value.values()] if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(values_written_out(item, known) for item in items)
+    return known[id(value)]
 
 
 def _find(name: str) -> Path:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module, resources
 from typing import Any
 
+from sim.command_line import Parser
+from sim.mistakes import complain
+from sim.screen import screen
 from sim.settings import did_you_mean
+from sim.types import ConfigError
 
+_EPILOG = """examples:
+  greenroom policies                                all of them, and what each says of itself
+  greenroom policies saem                           its file: parts, parameters, sources
+  greenroom policies lru > my_conf/policy/mine.yaml   a start for your own
+
+Everything goes to standard output. Your own policy: greenroom sim --config-dir my_conf policy=mine."""
 _SENTENCE = re.compile(r"(?<=[a-z0-9)])\.(?=\s|$)")
 _MARKS = {"oracle": "knows the future", "assumed": "assumed accuracy", "lossy": "lossy"}
 
@@ -71,29 +79,37 @@ def _targets(settings: Any) -> Iterator[str]:
 
 def main(arguments: list[str]) -> int:
     """List the catalogue, or show one policy's file; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="greenroom policies",
-        description="List the policies that come with Greenroom; with a name, show its file.",
-    )
-    parser.add_argument("name", nargs="?", help="a policy")
-    name = parser.parse_args(arguments).name
-    entries = {entry.name: entry for entry in catalogue()}
-    if name is None:
-        _print_all(list(entries.values()))
-        return 0
-    if name not in entries:
-        hint = did_you_mean(name, entries)
-        print(f"greenroom policies: error: policy = {name}: no such policy{hint}", file=sys.stderr)
-        return 2
+    try:
+        name = make_parser().parse_args(arguments).name
+        entries = {entry.name: entry for entry in catalogue()}
+        if name is None:
+            _print_all(list(entries.values()))
+            return 0
+        if name not in entries:
+            raise ConfigError(f"policy = {name}: no such policy{did_you_mean(name, entries)}")
+    except Exception as error:
+        return complain("greenroom policies", error)
     print(entries[name].text, end="")
     return 0
 
 
+def make_parser() -> Parser:
+    """Return what reads the command's arguments."""
+    parser = Parser(
+        prog="greenroom policies",
+        description="List the policies that come with Greenroom; with a name, show its file.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument(
+        "name", nargs="?", metavar="POLICY", help="a policy; without one: list them"
+    )
+    return parser
+
+
 def _print_all(entries: list[Entry]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 200, markup=False)
+    console = screen()
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("policy", no_wrap=True)
     table.add_column("what it is")

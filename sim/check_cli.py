@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,9 +9,11 @@ from time import perf_counter
 from typing import Any
 
 from sim.build import build
+from sim.command_line import Parser
 from sim.conformance import CHECKS, Finding, findings, short_run
 from sim.lockstep import run_lockstep
 from sim.mistakes import complain
+from sim.settings import check_settings
 from sim.types import ConfigError
 
 _EPILOG = """examples:
@@ -27,20 +28,25 @@ _LIMIT = 4.0
 
 def main(arguments: list[str]) -> int:
     """Run the checks; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="greenroom check-policy",
-        description="Run the conformance suite and the laws on a policy.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("policy", help="a name of the catalogue, or a YAML file")
-    parser.add_argument("overrides", nargs="*", help="settings, as in `greenroom sim`")
-    options = parser.parse_args(arguments)
     try:
+        options = make_parser().parse_intermixed_args(arguments)
         config = compose_policy(options.policy, options.overrides)
         return _report(config)
     except Exception as error:
         return complain("greenroom check-policy", error)
+
+
+def make_parser() -> Parser:
+    """Return what reads the command's arguments."""
+    parser = Parser(
+        prog="greenroom check-policy",
+        description="Run the conformance suite and the laws on a policy.",
+        epilog=_EPILOG,
+    )
+    add = parser.add_argument
+    add("policy", metavar="POLICY", help="a name of the catalogue, or a YAML file")
+    add("overrides", nargs="*", metavar="KEY=VALUE", help="settings, as in `greenroom sim`")
+    return parser
 
 
 def compose_policy(policy: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -71,8 +77,9 @@ def compose_policy(policy: str, overrides: Sequence[str]) -> dict[str, Any]:
         else:
             config = compose("config", overrides=[*search, f"policy={name}", *overrides])
     plain: Any = OmegaConf.to_container(config, resolve=True)
-    if not isinstance(plain["policy"], Mapping):
+    if not isinstance(plain.get("policy"), Mapping):
         raise ConfigError(f"policy = {policy}: must be a mapping with name, scope and cache")
+    check_settings(plain)
     return dict(plain)
 
 

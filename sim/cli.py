@@ -7,14 +7,21 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 
-_COMMANDS = {
+COMMANDS = {
     "sim": (
         "sim.run",
         "simulate offloading policies on a trace; -m sweeps (--help for the options)",
     ),
+    "sweep": (
+        "sim.sweeps.cli",
+        "many simulations at once, on all cores, SLURM or Ray; goes on where it was stopped",
+    ),
+    "plot": ("sim.plot_cli", "draw the figures of a run or a sweep"),
+    "report": ("sim.report_cli", "put a run or a sweep into one HTML file"),
     "measure": (
         "real.measure_cli",
         "time this machine: copies, storage, kernels; rows and a machine file",
@@ -76,9 +83,27 @@ _COMMANDS = {
         "real.remoe_cli",
         "fine-tune a model's gates to reuse experts (ReMoE), and tell what it gains and costs",
     ),
+    "completion": (
+        "sim.completion",
+        "print what a shell needs to complete commands, groups and keys",
+    ),
 }
 
 
+_PURPOSES = {
+    "Traces": ("record", "import", "export", "stats", "stages", "synth"),
+    "Simulate": ("sim", "sweep", "policies", "check-policy"),
+    "Plan a machine": ("predict", "advise", "model", "machines", "published", "calibrate"),
+    "With real weights": ("measure", "generate", "replay", "validate", "remoe"),
+    "Look at results": ("plot", "report"),
+    "The shell": ("completion",),
+}
+"""What commands are for, in the order of the help."""
+_FIRST = (
+    ("greenroom sim policy=saem cache.ratio=0.25", "one policy on the bundled trace"),
+    ("greenroom sweep policy=lru,saem cache.ratio=0.125,0.25", "policies beside each other"),
+    ("greenroom predict model=gpt_oss_120b machine=rtx4090", "how fast will it be here?"),
+)
 _WITH_WEIGHTS = ("torch", "transformers", "safetensors")
 """What commands with real weights need, and the others do not."""
 _INSTALL = "pip install -c constraints.txt -e '.[torch]'"
@@ -97,14 +122,16 @@ def main(arguments: list[str] | None = None) -> int:
         if hasattr(signal, sign):
             signal.signal(getattr(signal, sign), signal.default_int_handler)
     try:
-        code = _run(arguments)
-        sys.stdout.flush()
+        try:
+            code = _run(arguments)
+        finally:  # --help ends by an exception
+            sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         print("greenroom: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as in `greenroom ... | head`
-        sys.stderr.close()
+        _say_no_more()
         return 0
     except OSError as error:
         if error.errno != errno.ENOSPC:
@@ -124,14 +151,23 @@ def _run(arguments: list[str]) -> int:
 
         print(f"greenroom {version('greenroom')}")
         return 0
-    if name not in _COMMANDS:
-        near = get_close_matches(name, _COMMANDS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(_COMMANDS)})"
+    for word in arguments:
+        if not word.isprintable() and _is_no_utf8(word):
+            print(f"greenroom: error: {word!r}: must be UTF-8", file=sys.stderr)
+            return 2
+    if name not in COMMANDS:
+        near = get_close_matches(name, COMMANDS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(COMMANDS)})"
         print(f"greenroom: error: command = {name}: no such command{hint}", file=sys.stderr)
         return 2
-    if os.getcwd() not in sys.path:  # a user's policies lie there; last, so as to hide nothing
-        sys.path.append(os.getcwd())
-    command: Callable[[list[str]], int] = import_module(_COMMANDS[name][0]).main
+    try:
+        here = os.getcwd()
+    except OSError as error:
+        print(f"greenroom: error: the current folder: {error.strerror}", file=sys.stderr)
+        return 2
+    if here not in sys.path:  # a user's policies lie there; last, so as to hide nothing
+        sys.path.append(here)
+    command: Callable[[list[str]], int] = import_module(COMMANDS[name][0]).main
     try:
         return command(rest)
     except ModuleNotFoundError as error:
@@ -142,8 +178,24 @@ def _run(arguments: list[str]) -> int:
         return 2
 
 
+def _say_no_more() -> None:
+    """Send what is still to be written to nowhere, so that the end of the process does not complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # a stream without a file beneath
+            os.dup2(nowhere, stream.fileno())
+
+
+def _is_no_utf8(word: str) -> bool:
+    """Tell whether bytes of an argument were no UTF-8, and so stand in it as halves of characters."""
+    return any("\ud800" <= char <= "\udfff" for char in word)
+
+
 def _help() -> str:
-    lines = [f"  {name:12} {text}" for name, (_, text) in _COMMANDS.items()]
+    lines = []
+    for purpose, names in _PURPOSES.items():
+        lines += [f"{purpose}:", *(f"  {name:12} {COMMANDS[name][1]}" for name in names), ""]
+    width = max(len(command) for command, _ in _FIRST)
     return "\n".join(
         [
             "Greenroom: what a Mixture-of-Experts model does on too little GPU memory.",
@@ -151,8 +203,10 @@ def _help() -> str:
             "usage: greenroom COMMAND [ARGUMENTS]",
             "",
             *lines,
+            "Three to begin with:",
+            *(f"  {command:{width}}   {text}" for command, text in _FIRST),
             "",
-            "`greenroom COMMAND --help` tells more.",
+            "`greenroom COMMAND --help` tells more, with examples; `greenroom completion` is for Tab.",
         ]
     )
 

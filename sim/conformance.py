@@ -244,7 +244,13 @@ def _where(error: Exception) -> str:
     """Return the last place in a traceback that is not the project's own, for there the mistake is."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = Path(__file__).parent
-    theirs = [f for f in frames if ours not in Path(f.filename).parents and "<" not in f.filename]
+    theirs = [
+        frame
+        for frame in frames
+        if ours not in Path(frame.filename).parents
+        and "simpy" not in Path(frame.filename).parts
+        and "<" not in frame.filename
+    ]
     frame = theirs[-1] if theirs else frames[-1]
     return f"{frame.filename}:{frame.lineno} in {frame.name}"
 

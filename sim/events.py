@@ -37,6 +37,7 @@ class Lane(IntEnum):
     STORAGE = 4
     HANDOVER = 5  # activations between GPU and CPU, or between GPUs
     DEFERRAL = 6  # those of deferred CPU experts, which nobody waits for yet; ``unit`` is layer % 2
+    CACHE = 7  # what is on the GPUs; its rows take no time
 
 
 class Kind(IntEnum):
@@ -53,6 +54,8 @@ class Kind(IntEnum):
     DEMOTE = 8  # back from the GPU into host memory
     HANDOVER = 9  # activations to the CPU or back
     HOP = 10  # activations to another GPU
+    ENTER = 11  # from now on the expert is in the cache; those there at the start enter at 0
+    LEAVE = 12  # and from now on it is not
 
 
 LANE_OF_COPY = {
@@ -152,6 +155,12 @@ class EventLog:
         layer, expert = self._place(key)
         row = (start_ns, end_ns, lane, unit, kind, info.step, layer, expert, 0, num_bytes)
         self.table.append(row)
+
+    def moved(self, step: int, key: int, is_in: bool, now_ns: int) -> None:
+        """Record that an expert has come into the cache, or gone; ``step`` is -1 before the first."""
+        layer, expert = self._place(key)
+        kind = Kind.ENTER if is_in else Kind.LEAVE
+        self.table.append((now_ns, now_ns, Lane.CACHE, 0, kind, step, layer, expert, 0, 0))
 
     def handover(
         self,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sim.bundled import bundled_trace
+from sim.command_line import Parser
 from sim.mistakes import complain
 from traces.exporters.formats import EXPORTS, Export, export_named
 from traces.importers.by_name import read_any
@@ -16,12 +17,18 @@ from traces.store import is_trace_file, iter_trace
 from traces.trace import Trace, TraceError
 
 _PROGRAM = "greenroom export"
+_EXAMPLES = """examples:
+  greenroom export                                   the formats, one a line
+  greenroom export moe-policylang tiny               the bundled trace, into a file here
+  greenroom export experts-npz mine.parquet --out mine.npz
+
+The first line of the answer names the file that was written."""
 
 
 def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
-    options = _parser().parse_args(arguments)
     try:
+        options = make_parser().parse_args(arguments)
         if options.format is None:
             for known in EXPORTS:
                 print(f"{known.name:22} {known.what}")
@@ -32,14 +39,15 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    """Return what reads the command's arguments."""
+    parser = Parser(
         prog=_PROGRAM,
         description="Write a trace in the format of another tool.",
-        epilog="formats:\n"
+        epilog=_EXAMPLES
+        + "\n\nformats:\n"
         + "\n".join(f"  {known.name:22} {known.what}" for known in EXPORTS)
         + "\n\nWhat the format has no place for is said.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "format", nargs="?", metavar="FORMAT", help="see below; without one: list them"

@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from sim.command_line import Parser
 from sim.mistakes import complain
 from sim.told_options import add_told_options, refuse_unused, told_from
 from traces.counts import ExpertCounts, write_counts
@@ -16,12 +17,18 @@ from traces.store import is_trace_file, write_trace
 from traces.trace import Trace, TraceError
 
 _PROGRAM = "greenroom import"
+_EXAMPLES = """examples:
+  greenroom import                                   the formats, one a line
+  greenroom import finemoe my_states --model qwen1_5_moe_a2_7b --out mine.parquet
+  greenroom import routed-experts answers.jsonl --config config.json --out mine.parquet
+
+The trace goes to --out; greenroom stats mine.parquet and greenroom sim trace.path=mine.parquet read it."""
 
 
 def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
-    options = _parser().parse_args(arguments)
     try:
+        options = make_parser().parse_args(arguments)
         if options.format is None:
             _list()
             return 0
@@ -31,14 +38,15 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    """Return what reads the command's arguments."""
+    parser = Parser(
         prog=_PROGRAM,
         description="Make a trace (or, where a source lost the order, expert counts) of a foreign recording.",
-        epilog="formats:\n"
+        epilog=_EXAMPLES
+        + "\n\nformats:\n"
         + "\n".join(f"  {known.name:16} {known.what}" for known in FORMATS)
         + "\n\nWhat was repaired, and what is suspicious, is said and kept in the trace's notes.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "format", nargs="?", metavar="FORMAT", help="see below; without one: list them"

@@ -85,10 +85,13 @@ def read_errors(path: Path | None = None) -> list[Missed]:
             raise ConfigError(f"{path}: cannot be read as CSV: {error}") from error
     where = "conf/published/errors.csv" if path is None else str(path)
     reader = csv.DictReader(lines)
-    for column in _COLUMNS:
-        if column not in (reader.fieldnames or ()):
-            raise ConfigError(f"{where}: column {column}: missing, must be given")
-    return [_missed(row, f"{where}: line {line}") for line, row in enumerate(reader, start=2)]
+    try:
+        for column in _COLUMNS:
+            if column not in (reader.fieldnames or ()):
+                raise ConfigError(f"{where}: column {column}: missing, must be given")
+        return [_missed(row, f"{where}: line {line}") for line, row in enumerate(reader, start=2)]
+    except csv.Error as error:
+        raise ConfigError(f"{where}: cannot be read as CSV: {error}") from error
 
 
 def _missed(row: Mapping[str, str], where: str) -> Missed:

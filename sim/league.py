@@ -47,16 +47,22 @@ class Standing:
     given_up: float | None
 
 
-def league(rows: Sequence[Row], baseline: str | None = None) -> tuple[str, list[Standing]]:
+def league(
+    rows: Sequence[Row],
+    baseline: str | None = None,
+    *,
+    least_policies: int = 3,
+    least_settings: int = 2,
+) -> tuple[str, list[Standing]]:
     """Return the baseline and the standings: by class, the fastest first.
 
-    Empty where the rows have no baseline, or fewer than three policies or two settings.
+    Empty where the rows have no baseline, or fewer policies or settings than these.
     """
-    cells = _cells(rows)
-    names = list(dict.fromkeys(_name(row, rows) for row in rows))
+    cells = settings_of(rows)
+    names = list(dict.fromkeys(names_of(rows)))
     if baseline is None:
-        baseline = next((name for name in _BASELINES if name in names), None)
-    if baseline not in names or len(names) < 3 or len(cells) < 2:
+        baseline = usual_baseline(names)
+    if baseline not in names or len(names) < least_policies or len(cells) < least_settings:
         return "", []
     shared = {cell: rows_of for cell, rows_of in cells.items() if baseline in rows_of}
     found = [_standing(name, baseline, shared) for name in names]
@@ -77,23 +83,42 @@ def kind_of(row: Row) -> str:
     return "lossy" if row["lossy"] else "lossless"
 
 
-def _name(row: Row, rows: Sequence[Row]) -> str:
-    """Return a policy's name, with its own parameters where a sweep varies them."""
+def usual_baseline(names: Sequence[str]) -> str | None:
+    """Return whom these are compared with if nobody says otherwise; None where no such policy ran."""
+    return next((name for name in _BASELINES if name in names), None)
+
+
+def names_of(rows: Sequence[Row]) -> list[str]:
+    """Return a policy's name for each row, with its own parameters where the rows vary them."""
     own = [field for field in varying(rows) if field.startswith("policy.")]
-    return " ".join([row["policy"], *(f"{f.rpartition('.')[2]}={value(row, f)}" for f in own)])
+    return [
+        " ".join([row["policy"], *(f"{f.rpartition('.')[2]}={value(row, f)}" for f in own)])
+        for row in rows
+    ]
 
 
-def _cells(rows: Sequence[Row]) -> dict[Any, dict[str, Row]]:
-    fields = [field for field in varying(rows) if not field.startswith("policy.")]
-    cells: dict[Any, dict[str, Row]] = {}
-    for row in rows:
+def settings_of(rows: Sequence[Row]) -> dict[tuple[Any, ...], dict[str, Row]]:
+    """Return the rows that have a speed by setting, and there by name.
+
+    A setting is the texts of :func:`setting_fields`, and last the cache ratio.
+    """
+    fields = setting_fields(rows)
+    cells: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for name, row in zip(names_of(rows), rows, strict=True):
         if row["tokens_per_s"]:
             cell = (*(value(row, field) for field in fields), row["cache_ratio"])
-            cells.setdefault(cell, {})[_name(row, rows)] = row
+            cells.setdefault(cell, {})[name] = row
     return cells
 
 
-def _standing(name: str, baseline: str, cells: dict[Any, dict[str, Row]]) -> Standing | None:
+def setting_fields(rows: Sequence[Row]) -> list[str]:
+    """Return the fields, beside the cache ratio, whose values tell settings of these rows apart."""
+    return [field for field in varying(rows) if not field.startswith("policy.")]
+
+
+def _standing(
+    name: str, baseline: str, cells: dict[tuple[Any, ...], dict[str, Row]]
+) -> Standing | None:
     pairs = [(cell[name], cell[baseline]) for cell in cells.values() if name in cell]
     if not pairs:
         return None
@@ -112,7 +137,7 @@ def _standing(name: str, baseline: str, cells: dict[Any, dict[str, Row]]) -> Sta
         wins=fastest.count(pairs[0][0]["policy"]),
         hit_rate=_mean(row["hit_rate"] for row, _ in pairs),
         moved=_geometric(moved) if len(moved) == len(pairs) else None,
-        given_up=_mean(_given_up(row) for row, _ in pairs),
+        given_up=_mean(given_up_by(row) for row, _ in pairs),
     )
 
 
@@ -120,7 +145,7 @@ def _bytes(row: Row) -> int:
     return int(row["h2d_bytes"] or row["read_bytes"])
 
 
-def _given_up(row: Row) -> float | None:
+def given_up_by(row: Row) -> float | None:
     """Return the share of router mass (of slots, where weights are unknown) not computed as chosen."""
     for what in ("mass", "slot"):
         shares = [row.get(f"{kind}_{what}_rate") for kind in _GIVEN_UP]

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hwmodels.machine import DERATES, TRUST_CLASSES, Machine
+from sim.command_line import Parser
 from sim.composing import compose_config
 from sim.machine_options import PARTS, Plain, machines, parts
 from sim.mistakes import complain
 from sim.own_options import add_config_dirs, check_folders, with_folders
+from sim.screen import screen
 from sim.settings import did_you_mean
 from sim.types import ConfigError
 
+_EPILOG = """examples:
+  greenroom machines                                all machines and parts, and how sure their figures are
+  greenroom machines rtx4090                        its figures, each with its source
+  greenroom machines gpu/h100_sxm                   of a part
+  greenroom machines rtx4090 machine/gpu=rtx3090 machine.cpu.threads_used=4
+
+Everything goes to standard output. Your own: greenroom measure --out my_conf, then --config-dir my_conf."""
 _UNITS = (
     ("_bytes_per_s", 1e9, "GB/s"),
     ("_flops", 1e12, "TF"),
@@ -26,20 +33,8 @@ _GIB = 2**30
 
 def main(arguments: list[str]) -> int:
     """List machines and parts, or show one with its sources; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="greenroom machines",
-        description="List the machines and parts that come with Greenroom, and your own; with a "
-        "name, show all figures of a machine (rtx4090) or a part (gpu/rtx4090), each with its source.",
-    )
-    parser.add_argument("name", nargs="?", help="a machine, or a part as gpu/rtx4090")
-    parser.add_argument(
-        "override",
-        nargs="*",
-        help="what to change of the machine, as machine/gpu=rtx3090 or machine.cpu.threads_used=4",
-    )
-    add_config_dirs(parser)
-    given = parser.parse_args(arguments)
     try:
+        given = make_parser().parse_intermixed_args(arguments)
         check_folders(given.config_dirs)
         if given.name is None:
             _print_lists(given.config_dirs)
@@ -48,6 +43,26 @@ def main(arguments: list[str]) -> int:
     except Exception as error:
         return complain("greenroom machines", error)
     return 0
+
+
+def make_parser() -> Parser:
+    """Return what reads the command's arguments."""
+    parser = Parser(
+        prog="greenroom machines",
+        description="List the machines and parts that come with Greenroom, and your own; with a "
+        "name, show all figures of a machine (rtx4090) or a part (gpu/rtx4090), each with its source.",
+        epilog=_EPILOG,
+    )
+    add = parser.add_argument
+    add("name", nargs="?", metavar="NAME", help="a machine, or a part as gpu/rtx4090")
+    add(
+        "override",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="what to change of the machine, as machine/gpu=rtx3090 or machine.cpu.threads_used=4",
+    )
+    add_config_dirs(parser)
+    return parser
 
 
 # -- lists ---------------------------------------------------------------------------------------
@@ -203,11 +218,10 @@ def _shown(field: str, value: Any) -> str:
 
 
 def _print_table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(width=None if sys.stdout.isatty() else 200, markup=False)
+    console = screen()
     table = Table(box=None, padding=(0, 2, 0, 0))
     for head in heads:
         table.add_column(head, no_wrap=head not in ("what it is", "value", "source"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -18,22 +17,49 @@ from hwmodels.model_yaml import heading_of, model_yaml, values_of
 from hwmodels.quantisation import canonical, near_hint
 from hwmodels.safetensors_header import read_safetensors
 from hwmodels.weight_files import gguf_values, read_config, safetensors_values
+from sim.command_line import Parser
 from sim.mistakes import complain
 from sim.results import write_text
+from sim.screen import screen
 from sim.settings import did_you_mean
+from sim.types import ConfigError
 
 _PROGRAM = "greenroom model"
+_EPILOG = """examples:
+  greenroom model                                   all models, their sizes and bytes an expert
+  greenroom model qwen3_30b_a3b                     its file
+  greenroom model from-config config.json --out my_conf/model/mine.yaml
+  greenroom model from-gguf mine.gguf               of a GGUF file's header
+  greenroom model from-safetensors my_model/        of safetensors headers and a config.json
+
+A file goes to standard output, or to --out; greenroom sim --config-dir my_conf model=mine then runs it."""
+_MAKE_EPILOG = """examples:
+  greenroom model {command} {source}
+  greenroom model {command} {source} --quant Q4_K_M --out my_conf/model/mine.yaml
+
+Only headers are read. The file goes to standard output, or to --out."""
+_SOURCES = {
+    "from-config": "config.json",
+    "from-gguf": "mine.gguf",
+    "from-safetensors": "my_model/",
+}
 
 
 def main(arguments: list[str]) -> int:
     """List the models, show one, or make a file of one; return the exit code."""
     maker = _MAKERS.get(arguments[0]) if arguments else None
+    program = _PROGRAM if maker is None else f"{_PROGRAM} {arguments[0]}"
     try:
         if maker is not None:
             return _make(arguments[0], arguments[1:], maker)
         return _show(arguments)
-    except (HardwareError, OSError) as error:
-        return complain(_PROGRAM, error)
+    except Exception as error:
+        return complain(program, error)
+
+
+def make_parser(command: str | None = None) -> Parser:
+    """Return what reads the arguments of ``greenroom model``, or of one of its ways to make a file."""
+    return _show_parser() if command is None else _make_parser(command)
 
 
 def models() -> dict[str, ModelShape]:
@@ -50,31 +76,33 @@ def models() -> dict[str, ModelShape]:
 
 
 def _show(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog=_PROGRAM,
-        description="List the models that come with Greenroom; with a name, show its file.",
-        epilog="Make a file: " + "; ".join(f"{_PROGRAM} {name} PATH" for name in _MAKERS) + ".",
-    )
-    parser.add_argument("name", nargs="?", help="a model")
-    name = parser.parse_args(arguments).name
+    name = make_parser().parse_args(arguments).name
     known = models()
     if name is None:
         _print_all(list(known.values()))
         return 0
     if name not in known:
         hint = did_you_mean(name, [*known, *_MAKERS])
-        print(f"{_PROGRAM}: error: model = {name}: no such model{hint}", file=sys.stderr)
-        return 2
+        raise ConfigError(f"model = {name}: no such model{hint}")
     text = (resources.files("conf") / "model" / f"{name}.yaml").read_text(encoding="utf-8")
     print(text, end="")
     return 0
 
 
+def _show_parser() -> Parser:
+    parser = Parser(
+        prog=_PROGRAM,
+        description="List the models that come with Greenroom; with a name, show its file.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("name", nargs="?", metavar="MODEL", help="a model; without one: list them")
+    return parser
+
+
 def _print_all(shapes: list[ModelShape]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 200, markup=False)
+    console = screen()
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("model", no_wrap=True)
     for column in ("layers", "experts", "top-k", "B weights", "B active", "MB/expert", "GB in all"):
@@ -147,7 +175,7 @@ _ABOUT = {
 
 
 def _make(command: str, arguments: list[str], maker: _Maker) -> int:
-    options = _parser(command).parse_args(arguments)
+    options = make_parser(command).parse_args(arguments)
     values = maker(options.path, options)
     shape = ModelShape.from_mapping(values, str(options.path))
     if options.quant:
@@ -169,16 +197,26 @@ def _quantised(shape: ModelShape, scheme: str) -> ModelShape:
     return quantised(shape, scheme)
 
 
-def _parser(command: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"{_PROGRAM} {command}", description=_ABOUT[command])
-    parser.add_argument("path", type=Path, help="what to read")
-    parser.add_argument("--name", help="name of the model; default: from the path")
-    parser.add_argument("--out", type=Path, help="file to write; default: standard output")
+def _make_parser(command: str) -> Parser:
+    parser = Parser(
+        prog=f"{_PROGRAM} {command}",
+        description=_ABOUT[command],
+        epilog=_MAKE_EPILOG.format(command=command, source=_SOURCES[command]),
+    )
+    parser.add_argument("path", type=Path, metavar="PATH", help="what to read")
+    parser.add_argument("--name", metavar="NAME", help="name of the model; default: from the path")
     parser.add_argument(
-        "--quant", help="precision in place of the stored one: a file type (Q4_K_M) or a format"
+        "--out", type=Path, metavar="FILE", help="file to write; default: standard output"
+    )
+    parser.add_argument(
+        "--quant",
+        metavar="SCHEME",
+        help="precision in place of the stored one: a file type (Q4_K_M) or a format",
     )
     if command == "from-safetensors":
-        parser.add_argument("--config", type=Path, help="config.json; default: the one beside")
+        parser.add_argument(
+            "--config", type=Path, metavar="FILE", help="config.json; default: the one beside"
+        )
     return parser
 
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +37,7 @@ from sim.policies.history import History
 from sim.policies.oracle import MOST_CHOICES, Future, NextUse
 from sim.settings import OPTIONAL_ROLES, did_you_mean
 from sim.stage_replay import stage_uses
+from sim.targets import locate_class
 from sim.types import ConfigError, LayerRouting
 from sim.workload import Workload
 
@@ -217,11 +217,7 @@ def _build(settings: Mapping[str, Any], role: str, where: str, kind: type, suppl
     """Build a part, and the parts within it."""
     params = dict(settings)
     target = params.pop("_target_", None)
-    if not isinstance(target, str):
-        raise ConfigError(
-            f"{where}._target_ = {target}: must name a class, as package.module.Class"
-        )
-    maker = _locate(target, where)
+    maker = locate_class(target, where, kind)
     known = _parameters(maker, where, target, kind)
     for name, value in params.items():
         if name not in known:
@@ -298,23 +294,3 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 def _said(error: BaseException) -> str:
     """Return what an error says; with its kind, unless it is one that a constructor raises on purpose."""
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-
-
-def _locate(target: str, where: str) -> Callable[..., Any]:
-    module_name, _, name = target.rpartition(".")
-    if not module_name:
-        raise ConfigError(
-            f"{where}._target_ = {target}: must name a class, as package.module.Class"
-        )
-    try:
-        module = import_module(module_name)
-    except Exception as error:  # a user's module may fail in any way
-        raise ConfigError(
-            f"{where}._target_ = {target}: cannot be imported: {_said(error)}"
-        ) from error
-    if not callable(getattr(module, name, None)):
-        classes = [other for other in dir(module) if callable(getattr(module, other))]
-        raise ConfigError(
-            f"{where}._target_ = {target}: no such class{did_you_mean(name, classes)}"
-        )
-    return cast("Callable[..., Any]", getattr(module, name))

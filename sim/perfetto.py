@@ -19,19 +19,21 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.events import EVENT_COLUMNS, Counter, Kind, Lane
+from sim.events import EVENT_COLUMNS, LANE_OF_COPY, Counter, Kind, Lane
 from sim.flows import find_flows
 from sim.labels import device, origin
-from sim.results import COUNTERS, EVENTS, StoredTable, whole_file
+from sim.result_tables import StoredTable
+from sim.results import COUNTERS, EVENTS, whole_file
+from sim.results import TIMELINE as TIMELINE
 from sim.types import ConfigError
 
-TIMELINE = "timeline.json.gz"
 Rows = NDArray[np.int64]
 Timed = tuple[int, str]
 """A time in ns and the JSON of what happens then."""
 
 _START, _END, _LANE, _UNIT, _KIND, _STEP, _LAYER, _EXPERT, _TOKENS, _BYTES = range(10)
-_COPIES = (Kind.LOAD, Kind.BYPASS, Kind.PREFETCH, Kind.READ, Kind.DEMOTE)
+_COPIES = (*LANE_OF_COPY, Kind.ENTER, Kind.LEAVE)
+"""What goes on beside a step's own work."""
 _RUN, _GPU, _LINKS, _HOST, _STORAGE = range(1, 6)
 _PROCESSES = {_RUN: "run", _GPU: "GPU", _LINKS: "links", _HOST: "host", _STORAGE: "storage"}
 _HOMES = {

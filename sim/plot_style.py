@@ -1,49 +1,51 @@
-"""How all figures look: colours and marks of policies, size, caption, files."""
+"""How all figures look: size, style file, caption, legend, and the files they go to.
+
+Figures are drawn at the size they are printed in: one column of a paper, or two.
+"""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from importlib import resources
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sim.labels import Row, origin
+from sim.policy_looks import look as look
 from sim.results import whole_file
 
-# Okabe-Ito, safe for colour-blind readers; a marker each, so that grey print tells them apart too.
-_LOOKS = {
-    "on_demand": ("#999999", "x"),
-    "fifo": ("#8C6D31", "P"),
-    "lru": ("#0072B2", "o"),
-    "lru_global": ("#56B4E9", "s"),
-    "lfu": ("#009E73", "^"),
-    "static": ("#E69F00", "v"),
-    "fiddler": ("#D55E00", "D"),
-    "saem": ("#CC79A7", "*"),
-    "ablation_base": ("#666666", "s"),
-    "stage_cache": ("#009E73", "s"),
-    "ablation_cpu": ("#E69F00", "D"),
-    "ablation_repack": ("#56B4E9", "v"),
-    "stage_oracle": ("#000000", "p"),
-    "saem_annotated": ("#882255", "*"),
-    "hybrimoe": ("#332288", "h"),
-    "belady": ("#000000", "<"),
-    "belady_bypass": ("#000000", ">"),
+COLUMN, PAGE = 3.4, 7.0
+"""Inches: a column of a paper, and both."""
+CAPTION_SIZE = 5.5
+_CAPTION_CHARS_PER_INCH = 21
+FORMATS = ("pdf", "png", "svg")
+USUAL_FORMATS = ("pdf", "png")
+_NO_DATES: dict[str, dict[str, Any]] = {
+    "pdf": {"CreationDate": None},
+    "png": {},
+    "svg": {"Date": None},
 }
-_SPARE = (("#7F3C8D", "h"), ("#11A579", "8"), ("#3969AC", "p"), ("#80BA5A", "d"))
-_CAPTION_CHARS_PER_INCH = 23
+
+
+def styled() -> AbstractContextManager[None]:
+    """Return the context in which figures are made and written."""
+    found: AbstractContextManager[None] = matplotlib.style.context(
+        [str(resources.files("sim") / "paper.mplstyle")]
+    )
+    return found
 
 
 def new_figure(width: float, height: float) -> tuple[Figure, Axes]:
     """Return a figure of that many inches, and its axes."""
-    figure, axes = plt.subplots(figsize=(width, height))
-    return figure, axes
+    figure = Figure(figsize=(width, height))
+    return figure, figure.subplots()
 
 
 def new_panels(
@@ -53,27 +55,37 @@ def new_panels(
 
     ``margin`` is what legend and caption take of the height, in inches.
     """
-    size = (width * num_columns, height * num_rows + margin)
-    figure, axes = plt.subplots(num_rows, num_columns, figsize=size, squeeze=False)
-    return figure, list(axes.flat)
+    figure = Figure(figsize=(width * num_columns, height * num_rows + margin))
+    return figure, list(figure.subplots(num_rows, num_columns, squeeze=False).flat)
 
 
-def look(policy: str) -> tuple[str, str]:
-    """Return the colour and marker of a policy, the same in every figure."""
-    return _LOOKS.get(policy, _SPARE[sum(map(ord, policy)) % len(_SPARE)])
+def caption(figure: Figure, rows: Sequence[Row], more: str = "") -> None:
+    """Say under the figure where its numbers come from, and ``more`` before that."""
+    version = rows[0]["provenance"]["greenroom_version"]
+    text = f"{origin(rows)}; greenroom {version}"
+    write_below(figure, f"{more}; {text}" if more else text)
 
 
-def caption(figure: Figure, rows: Sequence[Row]) -> None:
-    """Say under the figure where its numbers come from."""
-    text = f"{origin(rows)}; greenroom {rows[0]['provenance']['greenroom_version']}"
+def write_below(figure: Figure, text: str) -> None:
+    """Write small print under a figure, in as many lines as it takes."""
     narrow = fill(text, width=int(figure.get_figwidth() * _CAPTION_CHARS_PER_INCH))
-    figure.supxlabel(narrow, fontsize=5, color="0.45")
+    figure.supxlabel(narrow, fontsize=CAPTION_SIZE, color="0.35")
 
 
-def save(figure: Figure, stem: Path) -> Path:
-    """Write PNG and PDF; return the PNG's path."""
-    for suffix, metadata in ((".pdf", {"CreationDate": None}), (".png", {})):
-        with whole_file(stem.with_suffix(suffix)) as partial:
-            figure.savefig(partial, format=suffix[1:], metadata=metadata)
-    plt.close(figure)
-    return stem.with_suffix(".png")
+def rendered(figure: Figure, kind: str) -> bytes:
+    """Return a figure as the bytes of a ``pdf``, ``png`` or ``svg``: the same each time."""
+    with styled(), io.BytesIO() as file:
+        figure.savefig(file, format=kind, metadata=_NO_DATES[kind])
+        return file.getvalue()
+
+
+def save(figure: Figure, stem: Path, formats: Sequence[str] = USUAL_FORMATS) -> Path:
+    """Write a figure in each format; return the path of its PNG, or of the first where there is none."""
+    paths = {kind: stem.with_name(f"{stem.name}.{kind}") for kind in formats}
+    for kind, path in paths.items():
+        with whole_file(path) as partial:
+            partial.write_bytes(rendered(figure, kind))
+        figure.set_layout_engine(
+            "none"
+        )  # it is laid out now; to do that again takes most of the time
+    return paths.get("png", next(iter(paths.values())))

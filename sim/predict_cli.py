@@ -14,11 +14,13 @@ from typing import Any
 from sim.advise import check_quants
 from sim.bundled import bundled_trace
 from sim.cases import GROUPS, compose_case
+from sim.command_line import Parser
 from sim.interval import read_errors
 from sim.machine_options import PARTS
 from sim.mistakes import complain, explain
 from sim.own_options import add_config_dirs
 from sim.predict_answer import Asked, answer
+from sim.show_config import add_show, check_show, show
 from sim.types import ConfigError
 
 _EPILOG = """examples:
@@ -31,7 +33,7 @@ _EPILOG = """examples:
 Settings are those of conf/predict.yaml: the groups model, machine (with machine/gpu, machine/cpu,
 machine/link, machine/storage), engine, placement, usage, and work.*; KEY=VALUE overrides a figure. `greenroom
 advise` searches for the best placement. Nothing is simulated: for policies, queues and many requests see
-`greenroom sim`."""
+`greenroom sim`. The answer goes to standard output, and to --json and --csv."""
 
 
 _BITS = (
@@ -45,19 +47,22 @@ _NAMED = (*GROUPS, *(f"machine/{part}" for part in PARTS))
 
 def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
-    options = _parser().parse_intermixed_args(arguments)
     try:
+        options = make_parser().parse_intermixed_args(arguments)
+        check_show(options)
+        if options.cfg is not None:
+            return show("predict", options.overrides, options)
         return _run(options)
     except Exception as error:
         return complain("greenroom predict", error, "predict")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    """Return what reads the command's arguments."""
+    parser = Parser(
         prog="greenroom predict",
         description="Predict tokens/s, TTFT and memory of a model on a machine, without a trace or a run.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings")
     parser.add_argument("-m", "--multirun", action="store_true", help="one prediction for each "
@@ -69,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--csv", metavar="FILE", help="also write a line an answer as CSV")
     parser.add_argument("--errors", metavar="FILE", type=Path, help="left-out errors of published rows "
                         "(default: conf/published/errors.csv)")  # fmt: skip
+    add_show(parser)
     return parser
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hwmodels.units import GB
+from sim.screen import screen
 from sim.trust import WEAK
 
 Answer = Mapping[str, Any]
@@ -21,7 +21,7 @@ _MOST_WEAK = 8
 
 def new_console() -> Console:
     """Return a console that keeps tables whole when stdout is a file or a pipe."""
-    return Console(width=None if sys.stdout.isatty() else 200, markup=False)
+    return screen()
 
 
 def print_answer(found: Answer) -> None:

@@ -63,6 +63,24 @@ def step_bar(title: str) -> Iterator[Callable[..., Callable[[], None]] | None]:
         yield watch
 
 
+@contextmanager
+def sweep_bar(total: int) -> Iterator[Callable[[int, int], None] | None]:
+    """Show how many points of a sweep are done and failed; yields None where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with _bar() as bar:
+        task: Any = None
+
+        def watch(done: int, failed: int) -> None:
+            nonlocal task
+            if task is None:  # what an earlier process did says nothing of the speed
+                task = bar.add_task("points", total=total, completed=done, note="")
+            bar.update(task, completed=done, note=f"{failed} failed" if failed else "")
+
+        yield watch
+
+
 def _bar() -> Any:
     from rich.console import Console
     from rich.progress import (

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from sim.command_line import Parser
 from sim.interval import SHARE
 from sim.mistakes import complain
 from sim.own_options import add_config_dirs, check_folders
@@ -24,6 +23,7 @@ from sim.published import (
     summaries,
 )
 from sim.results import write_csv as write_rows
+from sim.screen import screen
 
 FIGURE = "predicted_vs_published"
 TABLE = "published.csv"
@@ -48,18 +48,8 @@ conf/published/rows.yaml. Errors of fits without a row are read from errors.csv 
 
 def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="greenroom published",
-        description="Predict rows that others published, with the files as they are.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--rows", metavar="FILE", help="table of rows: YAML, CSV or Parquet")
-    parser.add_argument("--only", metavar="IDS", help="rows, by commas (default: all)")
-    parser.add_argument("--out", metavar="DIR", default=_OUT, help=f"default: {_OUT}")
-    add_config_dirs(parser)
-    options = parser.parse_args(arguments)
     try:
+        options = make_parser().parse_args(arguments)
         rows = bundled_rows() if options.rows is None else Path(options.rows)
         only = None if options.only is None else options.only.split(",")
         _run(rows, only, Path(options.out), options.config_dirs)
@@ -68,8 +58,22 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def make_parser() -> Parser:
+    """Return what reads the command's arguments."""
+    parser = Parser(
+        prog="greenroom published",
+        description="Predict rows that others published, with the files as they are.",
+        epilog=_EPILOG,
+    )
+    parser.add_argument("--rows", metavar="FILE", help="table of rows: YAML, CSV or Parquet")
+    parser.add_argument("--only", metavar="IDS", help="rows, by commas (default: all)")
+    parser.add_argument("--out", metavar="DIR", default=_OUT, help=f"default: {_OUT}")
+    add_config_dirs(parser)
+    return parser
+
+
 def _run(rows: Path, only: Sequence[str] | None, out: Path, config_dirs: Sequence[str]) -> None:
-    from sim.published_plot import plot_published
+    from sim.figures.published import plot_published
 
     check_folders(config_dirs)
     found = outcomes(rows, only, config_dirs)
@@ -83,7 +87,7 @@ def _run(rows: Path, only: Sequence[str] | None, out: Path, config_dirs: Sequenc
 
 def print_outcomes(found: Sequence[Outcome]) -> None:
     """Print the rows, the errors by engine, and which rows are far off and why."""
-    console = Console(width=None if sys.stdout.isatty() else 200, markup=False)
+    console = screen()
     console.print(_fitting_table(console, found))
     console.print(_LEGEND, highlight=False)
     console.print(_summary_table(found))
@@ -195,6 +199,7 @@ def write_csv(path: Path, found: Sequence[Outcome]) -> None:
             "published_high": outcome.high,
             "predicted": outcome.predicted,
             "unit": outcome.unit,
+            "tokens": outcome.tokens,
             "error": outcome.error,
             "error_left_out": outcome.unseen.row,
             "error_machine_left_out": outcome.unseen.machine,

@@ -7,8 +7,9 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from sim.command_line import Parser
 from sim.types import ConfigError
 from traces.record_prompts import UsageError
 
@@ -28,36 +29,37 @@ from the environment variable GREENROOM_API_KEY."""
 
 def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
-    if not any(word == "--url" or word.startswith("--url=") for word in arguments):
-        from traces.record_cli import main as record_model
-
-        return record_model(arguments)
     from sim.mistakes import complain
 
     try:
-        options = _parser().parse_args(arguments)
+        if not of_an_engine(arguments):
+            from traces import record_cli
+
+            record_cli.run(record_cli.make_parser(Parser).parse_args(arguments))
+            return 0
+        options = make_parser().parse_args(arguments)
         rows = _record(options)
     except UsageError as error:
-        return complain(_PROGRAM, ConfigError(str(error)))
+        return complain(_PROGRAM, ConfigError(" ".join(str(error).split())))
     except Exception as error:
         return complain(_PROGRAM, error)
     print(f"{options.out}: {rows} rows of {options.requests} requests")
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
+def of_an_engine(arguments: list[str]) -> bool:
+    """Tell whether the arguments are to record a running engine, not a model in this process."""
+    return any(word == "--url" or word.startswith("--url=") for word in arguments)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
+    """Return what reads the arguments that go with ``--url``."""
     from sim.told_options import add_told_options
 
-    parser = _Parser(
+    parser = Parser(
         prog=_PROGRAM,
         description="Record the routed experts that a vLLM or SGLang server returns.",
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--url", required=True, metavar="http://HOST:PORT", help="where the server listens")

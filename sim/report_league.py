@@ -1,4 +1,4 @@
-"""How a league table looks: on stdout, as a file, as a figure."""
+"""How a league table looks: on stdout, and as a file."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
 from sim.labels import Row
 from sim.league import CLASSES, Standing, title_of
-from sim.plot_style import caption, look, new_figure
 from sim.results import write_csv
 
 LEAGUE = "league.csv"
-_HATCHES = {"lossless": "", "lossy": "//", "oracle": ".."}
 
 
 def print_league(
@@ -29,14 +26,15 @@ def print_league(
         if members:
             title = f"League{of}, speed over {baseline}'s: {title_of(kind)}."
             console.print(title, highlight=False)
-            console.print(_table(members))
+            console.print(standings_table(members))
 
 
 def _any_synthetic(rows: Sequence[Row]) -> bool:
     return any(row["provenance"]["trace_kind"] == "synthetic" for row in rows)
 
 
-def _table(members: Sequence[Standing]) -> Table:
+def standings_table(members: Sequence[Standing]) -> Table:
+    """Return the standings of a class, a line a policy."""
     lossy = any(member.given_up is not None for member in members)
     table = Table()
     table.add_column("policy", no_wrap=True)
@@ -57,30 +55,6 @@ def write_league(folder: Path, baseline: str, standings: Sequence[Standing]) -> 
     rows = ({"baseline": baseline, **asdict(standing)} for standing in standings)
     write_csv(folder / LEAGUE, rows, columns)
     return folder / LEAGUE
-
-
-def league_figure(rows: Sequence[Row], baseline: str, standings: Sequence[Standing]) -> Figure:
-    """Draw the mean speed of each policy over the baseline, and the range over all settings."""
-    figure, axes = new_figure(6.2, 1.2 + 0.2 * len(standings))
-    shown = list(reversed(standings))
-    places = range(len(shown))
-    for place, standing in zip(places, shown, strict=True):
-        colour, _ = look(standing.policy.split()[0])
-        axes.barh(place, standing.mean, color=colour, hatch=_HATCHES[standing.kind],
-                  edgecolor="white", linewidth=0.3)  # fmt: skip
-        axes.plot([standing.worst, standing.best], [place, place], color="black", linewidth=0.8)
-    axes.axvline(1.0, color="0.4", linewidth=0.8)
-    axes.set_yticks(list(places), [f"{s.policy}{_MARKS[s.kind]}" for s in shown])
-    axes.set_ylim(-0.6, len(shown) - 0.4)
-    axes.set_xlabel(
-        f"speed over {baseline}'s: geometric mean, and worst to best (~ lossy, * oracle)"
-    )
-    axes.grid(axis="y", visible=False)
-    caption(figure, rows)
-    return figure
-
-
-_MARKS = {"lossless": "", "lossy": " ~", "oracle": " *"}
 
 
 def _share(value: float | None) -> str:

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from sim.labels import Row
+from sim.results import ROOFLINE as ROOFLINE
 from sim.results import write_csv
 from sim.roofline import KERNELS
 
-ROOFLINE = "roofline.csv"
 _STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _COLUMNS = ("for a token", "achieved /s", "limit /s", "rated /s", "of limit", "busy", "busy: of limit",
             "step waits", "least ms", "roof tokens/s", "times from it")  # fmt: skip
@@ -21,7 +21,7 @@ _COLUMNS = ("for a token", "achieved /s", "limit /s", "rated /s", "of limit", "b
 
 def print_roofline(console: Console, run: Row, folder: Path) -> None:
     """Print a run's roofline, and draw it."""
-    from sim.roofline_plot import plot_run
+    from sim.figures.rooflines import plot_run
 
     console.print(roofline_table(run["roofline"]))
     console.print(roofline_line(run["roofline"]), highlight=False)

@@ -7,7 +7,7 @@ bytes never exceed the capacity. Weights never change, so an eviction costs noth
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from sim.types import ABSENT as ABSENT
 from sim.types import LOADING as LOADING
@@ -42,7 +42,8 @@ class Residency:
         several; ``pool_of_layer`` then names the first of them.
 
     ``state``, ``size_of_key``, ``pool_of_key`` and ``free_of_pool`` (bytes) are for others to read, where a
-    call would cost too much, and never to write.
+    call would cost too much, and never to write. ``watch`` is None, or is called with each expert that has
+    come (True) or gone (False).
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Residency:
             self._largest_bytes[pool] = max(self._largest_bytes[pool], size)
         self._pinned_for_good = bytearray(len(keys))
         self._pinned: Container[int] = ()
+        self.watch: Callable[[int, bool], None] | None = None
 
     # -- questions ---------------------------------------------------------------------------
 
@@ -167,6 +169,8 @@ class Residency:
             )
         state[victim] = ABSENT
         state[key] = QUEUED
+        if self.watch is not None:
+            self.watch(victim, False)
 
     def start(self, key: int) -> None:
         """Record that the copy of ``key`` has begun."""
@@ -179,6 +183,8 @@ class Residency:
         if self.state[key] != LOADING:
             raise ResidencyError(f"{self.keys.unpack(key)} arrives without having started")
         self.state[key] = RESIDENT
+        if self.watch is not None:
+            self.watch(key, True)
 
     def complete_at_once(self, keys: Sequence[int]) -> None:
         """Record that queued ``keys`` have arrived in no time."""
@@ -187,6 +193,8 @@ class Residency:
             if state[key] != QUEUED:
                 raise ResidencyError(f"{self.keys.unpack(key)} arrives without being queued")
             state[key] = RESIDENT
+            if self.watch is not None:
+                self.watch(key, True)
 
     def cancel(self, key: int) -> None:
         """Give up a queued load whose copy has not begun."""
@@ -221,4 +229,6 @@ class Residency:
         self.state[key] = ABSENT
         size = self.size_of_key[key]
         self.free_of_pool[self.pool_of_key[key]] += size
+        if self.watch is not None:
+            self.watch(key, False)
         return size

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import shutil
 import sys
@@ -24,20 +25,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from sim.mistakes import explain
-from sim.settings import did_you_mean
-from sim.types import ConfigError
+from sim.run_flags import flags_first
 
 _LEFT_BY_HYDRA = ".hydra"
-_SHOWN_BY_CFG = ("job", "hydra", "all")
-_FLAGS = (
-    *("--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun", "-m"),
-    *("--shell-completion", "-sc", "--info", "-i"),
-)
-_FLAGS_WITH_VALUE = (
-    *("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn"),
-    *("--package", "-p", "--cfg", "-c", "--experimental-rerun"),
-)
-_NOT_OURS = ("calibration", "placement", "published", "usage")
+_NOT_OURS = ("calibration", "placement", "published", "sweep", "usage")
 """Folders of ``conf/`` whose options are no groups of a run: other commands read them."""
 _started_s = int(time.time())  # whole seconds, as some file systems keep them
 _wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
@@ -79,9 +70,10 @@ def run(config: DictConfig) -> float | None:
 def main(arguments: list[str]) -> int:
     """Run ``greenroom sim`` with these arguments; return the exit code."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra hands its errors to us
+    logging.raiseExceptions = False  # where the reader of --info has gone
     code = 0
     try:
-        sys.argv = ["greenroom sim", *_flags_first(arguments)]
+        sys.argv = ["greenroom sim", *flags_first(arguments)]
         if {"--help", "-h"} & set(sys.argv):
             _print_help()
         else:
@@ -112,33 +104,6 @@ def _print_help() -> None:
         print("".join(line for line in lines if line.partition(": ")[0] not in _NOT_OURS), end="")
 
 
-def _flags_first(arguments: list[str]) -> list[str]:
-    """Move flags ahead of overrides, for Hydra reads overrides from one place only.
-
-    Raises ConfigError for a flag that Hydra does not have.
-    """
-    flags: list[str] = []
-    overrides: list[str] = []
-    rest = iter(arguments)
-    for word in rest:
-        if not word.startswith("-"):
-            overrides.append(word)
-            continue
-        flag = word.partition("=")[0]
-        if flag not in _FLAGS and flag not in _FLAGS_WITH_VALUE:
-            known = (*_FLAGS, *_FLAGS_WITH_VALUE)
-            raise ConfigError(f"flag {flag}: no such flag{did_you_mean(flag, known)}")
-        flags.append(word)
-        if word in _FLAGS_WITH_VALUE:
-            value = next(rest, None)
-            if value is None:
-                raise ConfigError(f"flag {word}: must be followed by a value")
-            if word in ("--cfg", "-c") and value not in _SHOWN_BY_CFG:
-                raise ConfigError(f"flag {word} {value}: must be one of {', '.join(_SHOWN_BY_CFG)}")
-            flags.append(value)
-    return [*flags, *overrides]
-
-
 def _told(error: Exception) -> str:
     """Return a user's mistake in one line, and of anything else the traceback down from the run."""
     message = explain(error)
@@ -151,35 +116,12 @@ def _told(error: Exception) -> str:
 
 
 def _run_point(config: DictConfig, folder: Path, is_sweep: bool) -> dict[str, Any]:
-    from sim.perfetto import TIMELINE, write_run_timeline
+    from sim.point import run_point
     from sim.progress import step_bar
-    from sim.report_roofline import ROOFLINE, write_roofline
-    from sim.results import finish_run
-    from sim.simulate import simulate
-    from sim.whatif import WHAT_IF, what_if, write_what_if
 
     plain: Any = OmegaConf.to_container(config, resolve=True)
-    bar = nullcontext if is_sweep else step_bar
-    with bar("steps") as watch:
-        summary, _ = simulate(plain, folder, watch if callable(watch) else None)
-    summary["overrides"] = _overrides()
-    for earlier in (TIMELINE, WHAT_IF, ROOFLINE):  # of another run into the same folder
-        (folder / earlier).unlink(missing_ok=True)
-    if plain["output"]["perfetto"] is not None:
-        write_run_timeline(folder, plain, summary)
-    if plain["output"]["what_if"]:
-        summary["what_if"] = what_if(plain, simulate, summary, bar)
-        write_what_if(folder / WHAT_IF, summary["what_if"])
-    if summary.get("roofline"):
-        write_roofline(folder / ROOFLINE, summary["roofline"])
-    finish_run(folder, summary, OmegaConf.to_yaml(config, resolve=True))
-    return summary
-
-
-def _overrides() -> dict[str, str]:
-    """Return what was set on the command line or by the sweep, by key."""
-    pairs = (text.lstrip("+").partition("=") for text in HydraConfig.get().overrides.task)
-    return {key: setting for key, _, setting in pairs}
+    overrides = list(HydraConfig.get().overrides.task)
+    return run_point(plain, folder, overrides, bar=nullcontext if is_sweep else step_bar)
 
 
 def _fail(message: str, folder: Path, point: list[str] | None) -> None:

@@ -13,30 +13,35 @@ from typing import Any
 
 from sim.arrivals import CLOSED, POISSON
 from sim.bound import yardsticks
-from sim.build import Scenario, build, resolve_path
+from sim.build import Scenario, build, file_stamp, resolve_path
 from sim.bundled import trace_name
 from sim.events import EventLog
 from sim.ledger import LEDGER_COLUMNS
 from sim.metrics import RunTables, Totals
 from sim.perfetto import check_window
 from sim.policies.detectors import CueStageDetector
-from sim.results import streamed_tables
+from sim.result_tables import passing_tables, streamed_tables
 from sim.roofline import roofline_of_run, summary_rows
 from sim.roofline_work import CountingCosts
 from sim.tables import Table
 from sim.timeline import Timeline
+from traces.part import split_part
 
 Watch = Callable[[int | None], Callable[[], None]]
 """Is told the number of steps, if known, and returns what to call after each."""
 
 
 def simulate(
-    config: Mapping[str, Any], folder: Path | None = None, watch: Watch | None = None
+    config: Mapping[str, Any],
+    folder: Path | None = None,
+    watch: Watch | None = None,
+    *,
+    keep_rows: bool = True,
 ) -> tuple[dict[str, Any], RunTables]:
     """Run a configuration; return its summary row and its tables.
 
     With a ``folder`` the tables go to files there while the run goes on, and those returned hold no
-    rows; without one they hold all.
+    rows; without one they hold all, or with ``keep_rows=False`` none: the summary is then all there is.
     """
     scenario = build(config)
     if config["output"]["roofline"]:
@@ -45,25 +50,39 @@ def simulate(
     record_events = config["output"]["events"] or config["output"]["perfetto"] is not None
     num_layers, num_experts = scenario.workload.num_layers, scenario.workload.num_experts
     totals, lossy = Totals(), scenario.offloader.policies.lossy
-    if folder is None:
-        log = EventLog(num_experts, num_layers=num_layers) if record_events else None
-        tables = RunTables(events=log, ledger=Table(LEDGER_COLUMNS) if lossy else None)
+    shape = num_experts, record_events, num_layers, lossy
+    if folder is None and keep_rows:
+        tables = _kept_tables(*shape)
         _run(config, scenario, tables, watch)
-        for block in tables.steps.blocks():
-            totals.add_steps(block)
-        for block in tables.requests.blocks():
-            totals.add_requests(block)
-        for block in () if tables.ledger is None else tables.ledger.blocks():
-            totals.add_ledger(block)
+        _add_up(tables, totals)
     else:
-        shape = num_experts, record_events, num_layers, lossy
-        with streamed_tables(folder, totals, provenance, *shape) as tables:
+        opened = (
+            passing_tables(totals, lossy)
+            if folder is None
+            else streamed_tables(folder, totals, provenance, *shape)
+        )
+        with opened as tables:
             _run(config, scenario, tables, watch)
     metrics = metrics_of(config, scenario, totals, tables)
     if isinstance(scenario.costs, CountingCosts):
         found = roofline_of_run(config, scenario, tables, metrics, scenario.costs)
         metrics["roofline"] = summary_rows(found)
     return {**choices_of(config, scenario), **metrics, "provenance": provenance}, tables
+
+
+def _kept_tables(num_experts: int, record_events: bool, num_layers: int, lossy: bool) -> RunTables:
+    log = EventLog(num_experts, num_layers=num_layers) if record_events else None
+    return RunTables(events=log, ledger=Table(LEDGER_COLUMNS) if lossy else None)
+
+
+def _add_up(tables: RunTables, totals: Totals) -> None:
+    """Count the rows of tables that hold them."""
+    for block in tables.steps.blocks():
+        totals.add_steps(block)
+    for block in tables.requests.blocks():
+        totals.add_requests(block)
+    for block in () if tables.ledger is None else tables.ledger.blocks():
+        totals.add_ledger(block)
 
 
 def _run(
@@ -175,7 +194,7 @@ def provenance_of(config: Mapping[str, Any], scenario: Scenario) -> dict[str, An
         "calibration_requests": list(calibration.span),
         "calibration_overlaps_workload": scenario.calibration_overlaps,
         "inputs_sha256": inputs_sha256(config),
-        "greenroom_version": _version(),
+        "greenroom_version": version_of_greenroom(),
     }
 
 
@@ -200,12 +219,17 @@ def inputs_sha256(config: Mapping[str, Any]) -> str:
 
 
 def file_sha256(path: str) -> str:
-    """Return the digest of a trace file's content; kept, for the points of a sweep share it."""
-    return _kept_digest(os.path.realpath(resolve_path(path)))
+    """Return the digest of a trace file's content; kept, for the points of a sweep share it.
+
+    A part of a trace has the digest of its file with the words that name the part.
+    """
+    real_path = os.path.realpath(resolve_path(path))
+    digest = _kept_digest(real_path, file_stamp(real_path))
+    return digest if split_part(path)[1] is None else digest + path[path.rindex("#") :]
 
 
 @lru_cache(maxsize=4)
-def _kept_digest(path: str) -> str:
+def _kept_digest(path: str, stamp: tuple[int, ...]) -> str:
     return _digest(path)
 
 
@@ -214,7 +238,8 @@ def _digest(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _version() -> str:
+def version_of_greenroom() -> str:
+    """Return the version of this program, "unknown" in a checkout that was never installed."""
     try:
         return version("greenroom")
     except PackageNotFoundError:  # run from a checkout that was never installed

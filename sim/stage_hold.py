@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pydoc
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from sim.calibration import Calibration, calibration_of
+from sim.policies.base import StageDetector
 from sim.settings import check_settings, did_you_mean
 from sim.stage_chance import Chance, chance_of
 from sim.stage_replay import Seen, replay_stages
 from sim.stage_score import StageScore
+from sim.targets import locate_class
 from sim.types import ConfigError, Phase
 from sim.workload import Workload
 
@@ -166,7 +167,8 @@ def detect(
 def missing_column(settings: Mapping[str, Any], work: Workload) -> str | None:
     """Return the first column that a detector needs and the trace lacks; None where it has all."""
     target = settings["_target_"]
-    needed = (*_NEEDS.get(target, ()), *getattr(pydoc.locate(target), "needs", ()))
+    kind = locate_class(target, GROUP, StageDetector)
+    needed = (*_NEEDS.get(target, ()), *getattr(kind, "needs", ()))
     return next((column for column in needed if column not in work.trace.columns), None)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from sim.plot_style import new_panels, save
+from sim.plot_style import PAGE, new_panels, save, styled, write_below
 from sim.stage_findings import Findings, PairResult
 
 _INSIDE, _OUTSIDE, _PLAIN, _FIXED = "#0072B2", "#D55E00", "0.45", "#E69F00"
@@ -23,8 +21,8 @@ _RULES = (
 
 def draw_findings(found: Findings, stem: Path) -> Path:
     """Draw the four panels; write them beside ``stem`` as PNG and PDF, return the PNG's path."""
-    with plt.style.context([str(resources.files("sim") / "paper.mplstyle")]):
-        figure, (distance, bands, splits, sets) = new_panels(2, 2, 3.5, 2.5, 0.2)
+    with styled():
+        figure, (distance, bands, splits, sets) = new_panels(2, 2, PAGE / 2, 2.5, 0.2)
         _draw_distance(distance, found)
         _draw_bands(bands, found)
         _draw_splits(splits, found)
@@ -32,11 +30,10 @@ def draw_findings(found: Findings, stem: Path) -> Path:
             _draw_sets(sets, found)
         else:
             sets.set_axis_off()
-        figure.supxlabel(
+        write_below(
+            figure,
             f"{found.source}; {found.num_stages} stages ({found.by}) of {found.num_texts} requests, "
             f"{found.mean_length} tokens in the mean; {found.draws} random cuts",
-            fontsize=5,
-            color="0.45",
         )
         return save(figure, stem)
 
@@ -98,7 +95,7 @@ def _draw_splits(axes: Axes, found: Findings) -> None:
     axes.set_xticks(range(len(found.splits)), [str(split.window) for split in found.splits])
     axes.set(xlabel="tokens of each of two adjacent windows", ylabel="cosine", ylim=(0, 1.3))
     axes.set_title("Coherence of adjacent windows")
-    axes.legend(ncols=2, loc="upper center")
+    axes.legend(ncols=2, loc="upper center", fontsize=6)
 
 
 def _draw_sets(axes: Axes, found: Findings) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from sim.coherence import Likeness, likeness, stages, windows
+from sim.command_line import Parser
 from sim.mistakes import complain
+from sim.screen import screen
 from sim.stage_chance import DRAWS
 from sim.stage_cuts import StagedText, annotated_texts, found_texts
 from sim.stage_hold import Row, compose_stages, detect, hold, load_work, missing_column
@@ -40,8 +42,8 @@ A detector's parameter is DETECTOR.PARAMETER=VALUE; all else is set as in `green
 
 def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
-    options = _parser().parse_intermixed_args(arguments)
     try:
+        options = make_parser().parse_intermixed_args(arguments)
         _check(options)
         (_test if options.test else _compare)(options)
     except Exception as error:
@@ -49,12 +51,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    """Return what reads the command's arguments."""
+    parser = Parser(
         prog="greenroom stages",
         description="Hold stage detectors against a trace's annotated stages; or test those stages.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("overrides", nargs="*", help="settings")
@@ -198,10 +200,9 @@ def annotated_likeness(work: Workload) -> tuple[float, Likeness, Likeness] | Non
 
 def print_report(rows: Sequence[Row], work: Workload, tolerance: int) -> None:
     """Print the table, what is missing, and how alike stages are."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 160, markup=False)
+    console = screen(160)
     table = Table()
     table.add_column("detector", no_wrap=True)
     for title in _TITLES:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from sim.screen import screen
 from sim.stage_answer import answer
 from sim.stage_draws import NULLS, SHIFTED
 from sim.stage_findings import Findings
@@ -19,9 +19,7 @@ _MOST_LAYERS = 16
 
 def print_findings(found: Findings) -> None:
     """Print the tables and the answer."""
-    from rich.console import Console
-
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False)
+    console = screen(_WIDTH)
 
     def say(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True)

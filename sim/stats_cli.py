@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from sim.command_line import Parser
 from sim.mistakes import complain
 from sim.types import ConfigError
 
@@ -32,20 +33,20 @@ _PHASES = ("all", "prefill", "decode")
 
 def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
-    options = _parser().parse_args(arguments)
     try:
+        options = make_parser().parse_args(arguments)
         _run(options)
     except Exception as error:
         return complain("greenroom stats", error)
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    """Return what reads the command's arguments."""
+    parser = Parser(
         prog="greenroom stats",
         description="Measure a trace's locality and say whether it suits expert offloading.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("trace", nargs="?", default="tiny", help="the trace (default: bundled)")
     parser.add_argument("--out", metavar="DIR", help="folder for stats.txt, .json, .png and .pdf")
@@ -140,11 +141,12 @@ class Source(NamedTuple):
 def open_source(path: str) -> Source:
     """Open a trace: one in Parquet is read by row group, any other format as a whole."""
     from sim.build import load_trace, resolve_path
+    from traces.part import split_part
     from traces.schema import DECODE, TraceError
     from traces.store import group_sizes, is_trace_file, read_meta
 
     file = os.path.realpath(resolve_path(path))
-    if not is_trace_file(file):
+    if split_part(path)[1] is not None or not is_trace_file(file):
         trace = load_trace(path)
         return Source(trace.meta, len(trace), bool((trace.phase == DECODE).any()), iter([trace]))
     try:
@@ -170,7 +172,9 @@ def _any_decode(file: str) -> bool:
     """Tell whether a trace file has a decoded token; reads one column up to the first."""
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(file) as parquet:
+    from traces.store import one_line_errors
+
+    with one_line_errors(file), pq.ParquetFile(file) as parquet:
         batches = parquet.iter_batches(columns=["phase"])
         return any("decode" in batch.column(0).to_pylist() for batch in batches)
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sim.plot_style import look, new_panels, save
+from sim.plot_style import PAGE, look, new_panels, save, styled, write_below
 from sim.stats_report import is_synthetic, origin
 from traces.locality import Locality, mean_over_layers
 from traces.locality_verdict import cache_sizes
@@ -25,21 +22,20 @@ _BLUE, _GREEN, _ORANGE, _PURPLE = "#0072B2", "#009E73", "#D55E00", "#CC79A7"
 
 def plot_locality(found: Locality, name: str, stem: Path) -> Path:
     """Draw PNG and PDF; return the PNG's path."""
-    with plt.style.context([str(resources.files("sim") / "paper.mplstyle")]):
+    with styled():
         return save(locality_figure(found, name), stem)
 
 
 def locality_figure(found: Locality, name: str) -> Figure:
     """Draw hit rates, reuse, layers, distinct experts, likeness of windows and foresight."""
-    figure, panels = new_panels(3, 2, 3.6, 2.5, 0.8)
+    figure, panels = new_panels(3, 2, PAGE / 2, 2.5, 0.8)
     drawers = (_hits, _reuse, _layers, _distinct, _likeness, _foresight)
     for axes, draw in zip(panels, drawers, strict=True):
         draw(axes, found)
     title = f"Locality of {name}"
     figure.suptitle(f"{title} (SYNTHETIC)" if is_synthetic(found) else title, fontsize=9)
     text = f"{origin(found)}; from {found.meta.provenance.source}; greenroom {version('greenroom')}"
-    narrow = fill(text, width=int(figure.get_figwidth() * 23))
-    figure.supxlabel(narrow, fontsize=5, color="0.45")
+    write_below(figure, text)
     return figure
 
 
@@ -99,7 +95,7 @@ def _layers(axes: Axes, found: Locality) -> None:
         axes.plot(layers, values, ".-", color=colour, label=label, linewidth=0.9)
     axes.set(xlabel="layer", ylim=(0, 1.02))
     axes.set_title("By layer")
-    axes.legend(ncols=2)
+    axes.legend(ncols=2, fontsize=6.5)
 
 
 def _distinct(axes: Axes, found: Locality) -> None:
@@ -170,7 +166,7 @@ def _foresight(axes: Axes, found: Locality) -> None:
             axes.plot(layers, values, style, color=colour, label=label, linewidth=1)
     axes.set(xlabel="layer", ylabel="share named", ylim=(0, 1.3), yticks=np.linspace(0, 1, 6))
     axes.set_title("The layer's experts, named early")
-    axes.legend(ncols=2, loc="upper center")
+    axes.legend(ncols=2, loc="upper center", fontsize=6)
 
 
 def _gates(gates: np.ndarray) -> list[tuple[int, np.ndarray, str]]:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sim.command_line import Parser
 from sim.mistakes import complain
 from sim.types import ConfigError
 
@@ -44,8 +45,8 @@ fit (--no-check leaves it out). Everything that is written is called synthetic, 
 
 def main(arguments: list[str]) -> int:
     """Run the command; return the exit code."""
-    options = _parser().parse_args(arguments)
     try:
+        options = make_parser().parse_args(arguments)
         _check(options)
         _run(options)
     except Exception as error:
@@ -53,12 +54,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    """Return what reads the command's arguments."""
+    parser = Parser(
         prog=_PROGRAM,
         description="Write a synthetic trace after a recorded one, of its own shape or any other.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add(
@@ -183,12 +184,13 @@ def _source(options: argparse.Namespace) -> tuple[Source, str]:
     """Return the source and its name; a trace file is read as far as a fit needs."""
     from sim.build import load_trace, resolve_path
     from sim.stats_cli import trace_of
+    from traces.part import split_part
     from traces.store import is_trace_file
     from traces.synth_source import make_source, read_source
 
     name, path = trace_of("tiny" if options.like is None else options.like)
     file = resolve_path(path)
-    if is_trace_file(file):
+    if split_part(path)[1] is None and is_trace_file(file):
         return read_source(file, options.seed), name
     return make_source(load_trace(path), options.seed), name
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from hwmodels.errors import HardwareError
 from sim.build import load_trace
+from sim.results import WHAT_IF as WHAT_IF
 from sim.results import flatten, write_csv
 from sim.types import ConfigError
 
@@ -38,7 +39,6 @@ WHAT_IF_COLUMNS = (
 )
 """``settings``: what was changed, as overrides; ``*_change``: this / the run as it is - 1; ``note``: why
 there are no numbers."""
-WHAT_IF = "whatif.csv"
 _SILENT = {
     "events": False,
     "perfetto": None,

@@ -165,7 +165,8 @@ def play(
     tables.events = log
     offloader = offloader_of(workload, policies, costs, **sizes)
     Timeline(workload, offloader, costs, hardware, tables, on_plan=plans.append).run()
-    done = HandRun(tables, plans, offloader, log.rows)
+    work = [row for row in log.rows if row[2] != Lane.CACHE]
+    done = HandRun(tables, plans, offloader, work)
     done.check_accounts()
     done.check_lanes()
     silent = Timeline(

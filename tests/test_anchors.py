@@ -24,7 +24,7 @@ pytestmark = pytest.mark.public_data
 
 MIB = 2**20
 
-# policies.md 5.3: first 2000 tokens, every 4th layer, batch 1; hit rates of LRU, LFU, Belady.
+# A replay written apart: first 2000 tokens, every 4th layer, batch 1; hit rates of LRU, LFU, Belady.
 PUBLISHED = {
     ("code", 8): (0.476, 0.430, 0.633),
     ("code", 16): (0.648, 0.604, 0.795),

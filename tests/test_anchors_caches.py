@@ -27,7 +27,7 @@ from traces.schema import Trace
 
 pytestmark = pytest.mark.public_data
 
-# policies.md 5.3: first 2000 tokens, every 4th layer, batch 1, event-atomic; LFRU by cache size, its
+# A replay written apart: first 2000 tokens, every 4th layer, batch 1, event-atomic; LFRU by size, its
 # victims chosen over residents and newcomers. Published for comparison: LRU .476/.648/.824/.955 (code).
 LFRU_PUBLISHED = {
     "code": {8: 0.495, 16: 0.677, 32: 0.841, 64: 0.958},
@@ -72,7 +72,7 @@ def test_lfru_by_cache_size(name: str, slots: int) -> None:
     assert rate == pytest.approx(LFRU_PUBLISHED[name][slots], abs=0.0006)
 
 
-# policies.md 1.4: 2048 tokens, 8 of 48 layers (which it does not say: every 6th gives the figures), 16
+# A replay written apart: 2048 tokens, 8 of 48 layers (which it does not say: every 6th gives the figures), 16
 # slots a layer; hits and insertions per layer and token of LRU and of LFU with decay .98 and bypass.
 @pytest.mark.parametrize(
     ("name", "lru", "lfu"),
@@ -103,8 +103,8 @@ def _hits_and_entries(workload: Workload, make: Callable[[], CachePolicy]) -> tu
 
 
 def test_lru_over_all_layers_falls_off_a_cliff_that_lru_by_layer_does_not_have() -> None:
-    # policies.md 3.1: 4 and 7 slots a layer: 0; just over the cliff, 12: .408 against .471 by layer. Which
-    # tokens it took is not said; all layers of the first 600 are near.
+    # A replay written apart: 4 and 7 slots a layer: 0; just over the cliff, 12: .408 against .471 by layer.
+    # Which tokens it took is not said; all layers of the first 600 are near.
     for slots in (4, 7):
         assert _hit_rate(_run("math", 100, slice(0, 48)), slots, LRU, is_global=True) == 0.0
     workload = _run("math", 600, slice(0, 48))

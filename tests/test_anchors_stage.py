@@ -1,6 +1,6 @@
 """What stage caching over fixed windows does on public traces, against the project's own earlier replay.
 
-policies.md 1.4 and 5.3: Qwen3-30B-A3B, batch 1, the first 2048 tokens, every 6th layer, 16 slots a layer,
+Qwen3-30B-A3B, batch 1, the first 2048 tokens, every 6th layer, 16 slots a layer,
 "stages" of 128 tokens. Which 8 of 48 layers, and how its LRU breaks ties, that replay does not say: with
 every 6th layer all cosines agree to three digits, and LRU comes out up to .005 lower.
 """

@@ -60,7 +60,7 @@ def test_every_experiment_composes(experiment: str) -> None:
         ),
         (
             "policy.cache._target_=sim.polices.LRU",
-            "policy/lru: cache._target_ = sim.polices.LRU: cannot be imported",
+            "policy/lru: cache._target_ = sim.polices.LRU: must be a class of sim.policies",
         ),
         ("policy.cache._target_=LRU", "cache._target_ = LRU: must name a class, as package.module"),
         ("policy.cache._target_=sim.policies.classic", "sim.policies.classic: no such class"),
@@ -84,7 +84,7 @@ def test_every_experiment_composes(experiment: str) -> None:
         ("policy.cache._target_=sys.exit", "policy/lru: cache"),
         (
             "+policy.repack={_target_:builtins.dict}",
-            "policy/lru: repack._target_ = builtins.dict: must be a RepackPolicy",
+            "policy/lru: repack._target_ = builtins.dict: builtins is a module of Python itself",
         ),
         ("machine.gpu.memory_bytes=1e9", "machine.gpu.memory_bytes = 1000000000"),
         ("machine.cpu.memory_bytes=1e8", "cache.host_bytes = 90000000: must be >= "),

@@ -1,4 +1,4 @@
-"""The arrows between packages, and how files are named and sized (DESIGN.md section 2)."""
+"""The arrows between packages, and how files are named and sized (docs/architecture.md)."""
 
 from __future__ import annotations
 

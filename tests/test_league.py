@@ -10,9 +10,7 @@ import pytest
 from rich.console import Console
 
 from sim.league import league
-from sim.plots import plot_sweep
-from sim.plots_relative import relative_by_cache
-from sim.report_league import league_figure, print_league, write_league
+from sim.report_league import print_league, write_league
 from tests.test_report import row
 
 
@@ -76,16 +74,13 @@ def test_a_policys_own_parameters_make_it_another() -> None:
     assert [s.policy for s in standings] == ["lfu decay=1", "lfu decay=0.9", "lru decay=-"]
 
 
-def test_file_and_figure_show_every_standing(tmp_path: Path) -> None:
+def test_the_file_shows_every_standing(tmp_path: Path) -> None:
     baseline, standings = league(rows())
     with write_league(tmp_path, baseline, standings).open(encoding="utf-8") as file:
         found = list(csv.DictReader(file))
     assert [(line["policy"], line["baseline"]) for line in found] == [
         ("b", "lru"), ("lru", "lru"), ("c", "lru"),
     ]  # fmt: skip
-    axes = league_figure(rows(), baseline, standings).axes[0]
-    widths = [patch.get_width() for patch in axes.patches]
-    assert widths == pytest.approx([0.5, 1.0, 4.0])
 
 
 @pytest.mark.parametrize("kind", ["recorded", "synthetic"])
@@ -94,22 +89,3 @@ def test_the_league_of_a_synthetic_trace_says_so(kind: str) -> None:
     console = Console(file=io.StringIO(), width=200)
     print_league(console, runs, *league(runs))
     assert ("League (a SYNTHETIC trace), speed" in console.file.getvalue()) == (kind == "synthetic")
-
-
-def test_relative_speeds_have_a_panel_a_setting_and_the_field_in_grey() -> None:
-    runs = [one | {"highlight": ["lru", "b"]} for one in rows()]
-    runs += [one | {"machine": "other", "tokens_per_s": 2 * one["tokens_per_s"]} for one in runs]
-    figure = relative_by_cache(runs, "lru")
-    assert figure is not None
-    assert [axes.get_title() for axes in figure.axes] == ["box", "other"]
-    lines = {line.get_label(): line.get_ydata().tolist() for line in figure.axes[1].lines}
-    assert lines == {"lru": [1.0, 1.0], "b": [2.0, 8.0], "the other policies": [0.5]}
-
-
-def test_no_tangle_is_drawn(tmp_path: Path) -> None:
-    crowd = [row(f"p{place}", ratio) for place in range(41) for ratio in (0.25, 0.5)]
-    drawn = plot_sweep([*crowd, row("lru", 0.25), row("lru", 0.5)], tmp_path)
-    assert [figure.name for figure in drawn] == ["league.png"]
-    many = [row(f"p{place}", ratio) for place in range(10) for ratio in (0.25, 0.5)]
-    assert relative_by_cache(many, "p0") is None
-    assert relative_by_cache([one | {"highlight": ["p0", "p1"]} for one in many], "p0") is not None

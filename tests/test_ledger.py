@@ -17,7 +17,8 @@ from rich.console import Console
 from sim import report
 from sim.ledger import LEDGER_COLUMNS, Ledger, quality
 from sim.metrics import Totals
-from sim.results import LEDGER, SUMMARY, StoredTable
+from sim.result_tables import StoredTable
+from sim.results import LEDGER, SUMMARY
 from sim.simulate import simulate
 from sim.tables import Table
 from sim.types import KeySpace, LayerPlan, LayerRouting, Phase, StepInfo
@@ -233,9 +234,9 @@ def test_without_weights_the_table_tells_slots() -> None:
 
 
 def test_one_run_tells_its_ledger_in_words() -> None:
-    told = report._details(lossy_row())
+    told = report.details(lossy_row())
     assert told[1] == (
         "Quality ledger, while decoding, of the experts that tokens chose: 8.1% replaced (4.4% of the "
         "router's weight), 20.0% in low precision (10.0% of the router's weight)."
     )
-    assert not any("ledger" in line for line in report._details(lossless_row()))
+    assert not any("ledger" in line for line in report.details(lossless_row()))

@@ -10,7 +10,8 @@ import pytest
 
 from sim.events import EVENT_COLUMNS, Kind
 from sim.perfetto import TIMELINE, write_run_timeline
-from sim.results import EVENTS, StoredTable
+from sim.result_tables import StoredTable
+from sim.results import EVENTS
 from sim.simulate import simulate
 from sim.types import ConfigError
 from tests.configs import composed

@@ -7,17 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pytest
 import yaml
 
 from hwmodels.predict import predict
 from sim.cases import case_of, compose_case
 from sim.cli import main
+from sim.figures.published import look_of, published_figure
 from sim.interval import Interval
 from sim.published import Outcome, Sizes, Unseen, bundled_rows, far_off, outcomes, summaries
 from sim.published_cli import TABLE, print_outcomes, write_csv
-from sim.published_plot import look_of, published_figure
 
 ROW: dict[str, Any] = {
     "id": "a", "model": "qwen3_30b_a3b", "machine": "rtx4090", "engine": "fused",
@@ -273,7 +272,6 @@ def test_the_figure_tells_prompts_ranges_and_what_is_beyond_its_edge() -> None:
     low, high = speeds.get_xlim()
     assert low < 100 < 900 < high
     assert close.get_ylabel() == "% of 1 decode rows"
-    plt.close(figure)
 
 
 def test_engines_are_told_apart_without_colour() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sim.cli import COMMANDS
 from sim.conformance import findings, short_run
 from sim.simulate import simulate
 from tests.configs import composed, options
@@ -59,6 +61,37 @@ def test_every_link_of_the_documents_leads_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)\)", file.read_text(encoding="utf-8")):
             if not target.startswith("http"):
                 assert (file.parent / target).exists(), f"{file.name}: {target}"
+
+
+def test_every_command_the_readme_names_exists_and_every_other_is_in_a_document() -> None:
+    named = set(re.findall(r"\bgreenroom ([a-z][a-z-]*)", "\n".join(code(README))))
+    assert named <= set(COMMANDS)
+    pages = [README, *(file.read_text(encoding="utf-8") for file in (ROOT / "docs").glob("*.md"))]
+    told = {name for page in pages for name in re.findall(r"greenroom ([a-z-]+)", page)}
+    assert set(COMMANDS) <= told
+
+
+def code(text: str) -> list[str]:
+    """Return what stands in code blocks and in backticks."""
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    return [*blocks, *re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))]
+
+
+def test_the_readme_counts_what_is_there() -> None:
+    for file in ("README.md", "CHANGELOG.md"):
+        text = (ROOT / file).read_text(encoding="utf-8")
+        (found,) = {*re.findall(r"(\d+) (?:policies|files in a catalogue)", text)}
+        assert int(found) == len(options("policy")), file
+
+
+def test_the_python_of_the_readme_runs(small_trace_file: Path) -> None:
+    import greenroom
+
+    text = block("python", "import greenroom").replace('"tiny"', f'r"{small_trace_file}"')
+    names: dict[str, Any] = {}
+    exec(text, names)
+    assert names["run"].summary["policy"] == "saem"
+    assert set(greenroom.__all__) >= {"load_trace", "simulate", "sweep", "compare"}
 
 
 def test_every_option_the_readme_names_exists() -> None:

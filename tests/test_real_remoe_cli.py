@@ -258,9 +258,7 @@ def test_eor_of_a_trace_counts_decoded_tokens_of_the_requests_asked_for(tmp_path
 
 
 def test_the_commands_help_loads_no_torch() -> None:
-    code = (
-        "import sys; from real.remoe_cli import _parser; _parser(); print('torch' in sys.modules)"
-    )
+    code = "import sys; from real.remoe_cli import make_parser; make_parser(); print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )

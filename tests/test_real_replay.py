@@ -21,7 +21,8 @@ from sim.cli import main as greenroom
 from sim.counter import STEP_COLUMNS
 from sim.events import EVENT_COLUMNS, Lane
 from sim.lockstep import run_lockstep
-from sim.results import EVENTS, REQUESTS, STEPS, StoredTable
+from sim.result_tables import StoredTable
+from sim.results import EVENTS, REQUESTS, STEPS
 from tests.configs import composed
 
 FEW = ("model=tiny", "workload.requests=[24,26]", "workload.length=[4,5]", "output.belady=false")

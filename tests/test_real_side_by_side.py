@@ -13,7 +13,8 @@ from real.replay_cli import main
 from real.side_by_side import SIDE_BY_SIDE, Side, write_side_by_side
 from sim.events import EVENT_COLUMNS
 from sim.perfetto import write_timeline
-from sim.results import COUNTERS, EVENTS, StoredTable
+from sim.result_tables import StoredTable
+from sim.results import COUNTERS, EVENTS
 from sim.simulate import simulate
 from sim.types import ConfigError
 from tests.configs import composed

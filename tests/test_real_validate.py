@@ -25,14 +25,24 @@ from real.validate_cli import write
 from real.validate_config import Matrix, compose_matrix
 from real.validate_machine import first_guess, machine_of
 from real.validate_parity import TINY, Parity, check_parity, first_difference
-from real.validate_plot import colours_of, validation_figure
 from real.validate_predict import Compared
 from real.validate_report import report
 from real.validate_result import Played, Validation
-from real.validate_score import Bar, errors_by, ranking, resource_errors, verdict
+from real.validate_score import (
+    MEDIAN_BAR,
+    WORST_BAR,
+    Bar,
+    errors_by,
+    ranking,
+    resource_errors,
+    verdict,
+)
 from real.validate_stores import Stores
+from real.validate_tables import run_rows
 from sim.cli import main
+from sim.figures.validation import _BANDS, validation_figure
 from sim.lockstep import run_lockstep
+from sim.plot_style import look
 from sim.types import ConfigError, LayerPlan
 
 
@@ -392,12 +402,13 @@ def test_quick_gives_way_to_what_is_asked_for() -> None:
 
 def test_the_figure_shows_every_run_and_tells_what_it_cuts_off() -> None:
     rows = [*GOOD, made("s3fifo", 10, 20), made("lru", 12, 12, tier="link", batch_size=8)]
-    figure = validation_figure(rows, "a machine")
+    figure = validation_figure(run_rows(made_validation(rows, [SAME])), "a machine")
     times, errors = figure.axes
     assert len(times.containers) == len(errors.containers) == len(rows)
     assert [text.get_text() for text in errors.texts] == ["+100%"]
     policies = compose_matrix().policies
-    assert len(set(colours_of([*policies, "mine", "yours"]).values())) == len(policies) + 2
+    assert len({look(policy).colour for policy in policies}) == len(policies)
+    assert [size for size, _ in _BANDS] == [WORST_BAR, MEDIAN_BAR]
 
 
 def test_bars_are_those_of_the_project() -> None:

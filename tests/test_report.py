@@ -1,16 +1,14 @@
-"""What a user is shown: tables that keep their digits, labels that tell runs apart, figures."""
+"""What a user is shown: tables that keep their digits, labels that tell runs apart."""
 
 from __future__ import annotations
 
 import io
-from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pytest
 from rich.console import Console
 
-from sim import plot_style, plots, report
+from sim import report
 from sim.labels import names, origin, varying
 
 
@@ -115,9 +113,9 @@ def test_a_run_says_what_its_time_goes_to_and_what_binds() -> None:
 
 
 def test_refused_requests_are_told_apart() -> None:
-    assert report._details(row())[0].startswith("7 requests, 70 prompt")
-    assert report._details(row(requests=1))[0].startswith("1 request, 70 prompt")
-    told = report._details(row(refused=2))[0]
+    assert report.details(row())[0].startswith("7 requests, 70 prompt")
+    assert report.details(row(requests=1))[0].startswith("1 request, 70 prompt")
+    told = report.details(row(refused=2))[0]
     assert told.startswith("5 requests (2 more refused: they never fit), 70 prompt")
 
 
@@ -131,7 +129,7 @@ def test_rare_columns_are_there_only_where_they_say_something() -> None:
 def test_the_what_if_table_shows_gains_and_why_there_are_none() -> None:
     console = Console(file=io.StringIO(), width=120)
     rows = [change("link x2", 0.5), change("storage x2", None, "the machine has no storage")]
-    console.print(report._what_if_table(row(what_if=rows)))
+    console.print(report.what_if_table(row(what_if=rows)))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     cells = [
         [cell.strip() for cell in line.split("│")[1:-1]]
@@ -148,7 +146,7 @@ def test_a_machine_without_a_gpu_is_bound_by_its_cpu() -> None:
     phone = row(bottleneck="gpu", machine_kind="cpu_only", what_if=[change("CPU x2", 0.5)])
     console = Console(file=io.StringIO(), width=200)
     report._print_table(console, [phone])
-    console.print(report._what_if_table(phone))
+    console.print(report.what_if_table(phone))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert text.count("│ cpu ") == 1, "then bound by"
     assert text.count(" cpu │") == 1, "bottleneck"
@@ -157,41 +155,7 @@ def test_a_machine_without_a_gpu_is_bound_by_its_cpu() -> None:
 
 def test_notes_name_the_policies_they_concern() -> None:
     noted = [row(notes=["look out"]), row("fifo"), row("belady")]
-    assert report._notes(noted) == ["* knows the future.", "Note on lru: look out."]
-
-
-def test_figures_show_what_the_rows_hold(tmp_path: Path) -> None:
-    rows = [
-        row(p, r, s) for p, r, s in [("lru", 0.1, 10.0), ("lru", 0.2, 20.0), ("belady", 0.1, 30.0)]
-    ]
-    figure = plots.throughput_by_cache(rows)
-    lines = {line.get_label(): line for line in figure.axes[0].get_lines()}
-    assert list(lines) == ["lru", "belady (oracle)"]
-    assert list(lines["lru"].get_xdata()) == [10.0, 20.0]
-    assert list(lines["lru"].get_ydata()) == [10.0, 20.0]
-    bars = plots.stall_breakdown(rows).axes[0].patches
-    widths = [bar.get_width() for bar in bars]  # type: ignore[attr-defined]
-    assert sum(widths) == pytest.approx(1e3 / 10 + 1e3 / 30), "ms for a token, at the smaller size"
-    assert len(widths) == 4, "nobody waits for the CPU, so that part is not drawn"
-    plt.close("all")
-    drawn = plots.plot_sweep(rows, tmp_path)
-    assert [path.name for path in drawn] == ["throughput_by_cache.png", "stall_breakdown.png"]
-    assert {path.suffix for path in tmp_path.iterdir()} == {".png", ".pdf"}
-
-
-def test_a_breakdown_shows_each_cause_that_somebody_waits_for(tmp_path: Path) -> None:
-    causes = {f"{cause}_stall_share": 0.1 for cause in ("link", "storage", "dram", "host", "cpu")}
-    axes = plots.stall_breakdown([row(**causes, idle_ns=1), row("fifo", link_stall_share=0.7)]).axes
-    _, labels = axes[0].get_legend_handles_labels()
-    assert labels == [label for _, label, _, _ in plots._PARTS]
-    plt.close("all")
-    assert plots.plot_sweep([row(total_ns=0, tokens_per_s=None)], tmp_path) == [], "all refused"
-
-
-def test_policies_look_alike_in_every_figure() -> None:
-    looks = [plot_style.look(policy) for policy in plot_style._LOOKS]
-    assert len(set(looks)) == len(looks)
-    assert plot_style.look("my_own") == plot_style.look("my_own")
+    assert report.note_lines(noted) == ["* knows the future.", "Note on lru: look out."]
 
 
 def test_distances_are_told_in_words() -> None:

@@ -14,9 +14,9 @@ from hwmodels.predict import Case, predict
 from hwmodels.usage import Usage
 from sim.cases import case_of, compose_case
 from sim.counter import STEP_COLUMNS
+from sim.figures.rooflines import points_figure, run_figure
 from sim.report_roofline import amount, roofline_line, roofline_table, write_roofline
 from sim.roofline import Resource, Roofline, roofline_of_prediction, roofline_of_run
-from sim.roofline_plot import points_figure, run_figure
 from sim.roofline_work import CountingCosts
 from sim.simulate import simulate
 from sim.types import KeySpace, LayerPlan, LayerRouting

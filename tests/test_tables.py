@@ -18,7 +18,7 @@ from sim.events import Kind, Lane
 from sim.metrics import Totals, summarise
 from sim.requests import REQUEST_COLUMNS, Outcome, RequestClock
 from sim.residency import Residency
-from sim.results import StoredTable, streamed_tables
+from sim.result_tables import StoredTable, streamed_tables
 from sim.schedule import Admitted, Refused, WorkStep
 from sim.tables import Block, Table
 from sim.types import KeySpace, LayerPlan, LayerRouting, Phase, StepInfo
@@ -185,7 +185,7 @@ def test_a_run_that_succeeds_takes_the_earlier_summary_away_first(tmp_path: Path
 def test_a_killed_run_leaves_nothing_that_looks_whole(tmp_path: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from sim.metrics import Totals\n"
-        "from sim.results import streamed_tables; from sim.counter import STEP_COLUMNS\n"
+        "from sim.result_tables import streamed_tables; from sim.counter import STEP_COLUMNS\n"
         "with streamed_tables(Path(sys.argv[1]), Totals(), {}, 4) as tables:\n"
         "    for _ in range(9000): tables.steps.append((0,) * len(STEP_COLUMNS))\n"
         f"    os.kill(os.getpid(), {signal.SIGKILL.value})\n"

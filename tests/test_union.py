@@ -222,7 +222,7 @@ def _trace(config: dict[str, Any]) -> Trace:
 # -- a published curve -----------------------------------------------------------------------------
 
 UNIONS = {1: 8.0, 2: 14.3, 4: 24.4, 8: 38.7, 16: 56.0, 32: 72.8}
-"""policies.md 5.3: distinct experts a layer of B independent segments of the math trace."""
+"""A count written apart: distinct experts a layer of B independent segments of the math trace."""
 
 
 @pytest.fixture(scope="module")

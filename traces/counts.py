@@ -7,6 +7,7 @@ They tell popularity, which a static placement and the synthesis of traces can u
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,11 @@ from traces.schema import COUNTS_KEY, Provenance, TraceError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_BROKEN = (
+    *(TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError, RecursionError),
+)
+_CELLS_A_ROW, _MOST_EMPTY = 1000, 1_000_000
+"""A row is a cell that is not zero: of larger tables the header lies."""
 _NAMES = ("sample", "layer", "expert", "count")
 
 
@@ -108,19 +114,28 @@ def read_counts(path: str | os.PathLike[str]) -> ExpertCounts:
     path = Path(path)
     try:
         table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeError) as error:
         raise TraceError(f"{path}: {' '.join(str(error).split())}") from None
     text = (table.schema.metadata or {}).get(COUNTS_KEY)
     if text is None:
         raise TraceError(f"{path}: not expert counts: the metadata has no '{COUNTS_KEY.decode()}'")
     try:
         return _counts_of(table, json.loads(text))
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}") from None
+    except _BROKEN as error:
         raise TraceError(f"{path}: broken expert counts: {' '.join(str(error).split())}") from None
 
 
 def _counts_of(table: pa.Table, header: dict[str, Any]) -> ExpertCounts:
-    counts = np.zeros(header.pop("shape"))
+    shape = header.pop("shape")
+    if not isinstance(shape, list) or not all(type(size) is int and size > 0 for size in shape):
+        raise TraceError(f"shape is {shape}: must be [samples, layers, experts], none of them 0")
+    most = _CELLS_A_ROW * len(table) + _MOST_EMPTY
+    if math.prod(shape) > most:
+        rule = f"must have at most {most} cells for {len(table)} rows"
+        raise TraceError(f"shape is {shape}: {rule}")
+    counts = np.zeros(shape)
     places = tuple(table.column(name).to_numpy() for name in _NAMES[:3])
     counts[places] = table.column("count").to_numpy()
     header["provenance"] = Provenance(**header["provenance"])
@@ -134,6 +149,8 @@ def is_counts(path: str | os.PathLike[str]) -> bool:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if not Path(path).is_file():  # a pipe may be read once only
+        return False
     try:
         metadata = pq.read_schema(path).metadata or {}
     except (pa.ArrowException, OSError):

@@ -30,6 +30,13 @@ if TYPE_CHECKING:
 
 PROGRAM = "greenroom record"
 SECONDS_BETWEEN_LINES = 10.0
+_EPILOG = """examples:
+  greenroom record --model tiny --out mine.parquet --requests 4
+  greenroom record --model ./Qwen3-30B-A3B --prompts questions.txt --out qwen3.parquet --gates-ahead 3
+  greenroom record --url http://localhost:8000 --help       of a running vLLM or SGLang server
+
+A line of a .jsonl file is a string, a list of token ids, or an object with 'prompt' (text) or 'tokens' (ids).
+The trace goes to --out; greenroom stats mine.parquet and greenroom sim trace.path=mine.parquet read it."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -40,18 +47,28 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: list[str]) -> int:
     """Run the command; return 0, or 2 after one line on stderr about the user's mistake."""
     try:
-        options = _parser().parse_args(argv)
-        _check(options)
-        rows = record(options)
+        run(make_parser().parse_args(argv))
     except (UsageError, TraceError) as error:
         print(f"{PROGRAM}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    print(f"{options.out}: {rows} rows of {options.requests} requests")
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog=PROGRAM, description="Record the router trace of a MoE model.")
+def run(options: argparse.Namespace) -> None:
+    """Record, and say where the trace is; raises UsageError or TraceError for a user's mistake."""
+    _check(options)
+    rows = record(options)
+    print(f"{options.out}: {rows} rows of {options.requests} requests")
+
+
+def make_parser(kind: type[argparse.ArgumentParser] = _Parser) -> argparse.ArgumentParser:
+    """Return what reads the command's arguments."""
+    parser = kind(
+        prog=PROGRAM,
+        description="Record the router trace of a MoE model.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     add(
         "--model",
@@ -96,11 +113,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--threads", type=int, help="CPU threads (default: torch's own)")
     add("--device", default="cpu", help="torch device (default: cpu)")
     add("--licence", help="of the model and the prompts, for the header")
-    parser.epilog = (
-        "A line of a .jsonl file is a string, a list of token ids, or an object with 'prompt' "
-        "(text) or 'tokens' (ids). To record a running vLLM or SGLang server: "
-        "greenroom record --url http://HOST:PORT --help."
-    )
     return parser
 
 

@@ -37,13 +37,18 @@ class KeptRequests:
             folder.mkdir(exist_ok=True)
             file = folder / _SETTINGS
             if file.exists():
-                self._compare(plain, json.loads(file.read_text(encoding="utf-8")))
+                before = json.loads(file.read_text(encoding="utf-8"))
+                if not isinstance(before, dict):
+                    raise TraceError(
+                        f"{file}: is damaged: delete the folder, or give another --out"
+                    )
+                self._compare(plain, before)
             else:
                 with whole_file(file) as temporary:
                     temporary.write_text(json.dumps(plain, sort_keys=True, indent=1))
-        except (OSError, ValueError) as error:
-            if isinstance(error, TraceError):
-                raise
+        except TraceError:
+            raise
+        except (OSError, ValueError, RecursionError) as error:
             raise TraceError(f"{folder}: {getattr(error, 'strerror', None) or error}") from None
 
     def _compare(self, now: Mapping[str, Any], before: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ def prompt_lines(path: Path, wanted: int | None) -> list[tuple[str, Any]]:
     for a file that cannot be read or has too few.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read {path}: {error}") from error
     prompts = []
@@ -35,7 +35,7 @@ def prompt_lines(path: Path, wanted: int | None) -> list[tuple[str, Any]]:
 def _parsed(line: str, where: str) -> Any:
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not JSON: {error}") from error
     if isinstance(value, dict):
         value = value.get("tokens", value.get("messages", value.get("prompt")))

@@ -149,7 +149,7 @@ def _random(options: argparse.Namespace, path: Path) -> Subject:
 
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"--model is {path}: is not JSON: {error}") from error
     if not isinstance(settings, dict) or "model_type" not in settings:
         raise UsageError(f"--model is {path}: must be a JSON object with a 'model_type'")

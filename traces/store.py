@@ -147,6 +147,8 @@ def iter_trace(
 
 def is_trace_file(path: str | os.PathLike[str]) -> bool:
     """Tell whether a file is Parquet with a trace's header; what is wrong with others is not said."""
+    if not Path(path).is_file():  # a pipe may be read once only
+        return False
     try:
         return METADATA_KEY in (pq.read_schema(path).metadata or {})
     except (pa.ArrowException, OSError, UnicodeError):
@@ -179,7 +181,7 @@ def one_line_errors(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except TraceError:
         raise
-    except (pa.ArrowException, OSError, UnicodeError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, IndexError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise TraceError(f"{os.fspath(path)}: {reason}") from None
 
@@ -205,6 +207,8 @@ def _open(path: str | os.PathLike[str]) -> Iterator[pq.ParquetFile]:
 def _why_missing(path: Path) -> str:
     if path.is_dir():
         return "is a folder: must be a trace file"
+    if path.exists():
+        return "is a pipe or a device: must be a trace file"
     if not path.parent.is_dir():
         return f"no such file, nor the folder {path.parent}"
     names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]

@@ -158,7 +158,7 @@ class SynthModel:
             return cls(**_arguments(given))
         except TraceError as error:
             raise TraceError(f"{name}: {error}") from None
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             raise TraceError(f"{name}: not a fit: {' '.join(str(error).split())}") from None
 
 
@@ -169,7 +169,7 @@ def load_model(path: str | os.PathLike[str]) -> SynthModel:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError(f"{path}: not JSON: {error}") from None
     if not isinstance(values, dict):
         raise TraceError(f"{path}: not a fit: must be a JSON object")

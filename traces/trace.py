@@ -33,9 +33,9 @@ class TraceError(ValueError):
     """A trace breaks a rule; the one-line message names file, row, column, value and rule."""
 
 
-def near_match(word: str, known: Sequence[str]) -> str:
+def near_match(word: object, known: Sequence[str]) -> str:
     """Return ``"; did you mean 'x'?"`` where a known name is close, else an empty string."""
-    match = get_close_matches(word, known, n=1)
+    match = get_close_matches(str(word), known, n=1)
     return f"; did you mean '{match[0]}'?" if match else ""
 
 
@@ -127,7 +127,7 @@ class TraceMeta:
         """
         try:
             record = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TraceError(f"{name}: the header is not JSON: {error}") from error
         if not isinstance(record, dict):
             raise TraceError(f"{name}: the header is {record!r}: must be a JSON object")
@@ -246,6 +246,16 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.request_id)
+
+    def __repr__(self) -> str:
+        meta, requests = self.meta, self.num_requests
+        more = ", ".join(name for name in self.columns if not COLUMNS[name].required)
+        return (
+            f"Trace({meta.model}, {meta.provenance.kind}: {requests} request{'s' * (requests != 1)}, "
+            f"{len(self)} token{'s' * (len(self) != 1)}, {meta.num_layers} MoE layers of "
+            f"{meta.num_experts} experts, top-{meta.top_k}"
+            + (f";\n  with {more})" if more else ")")
+        )
 
     @property
     def columns(self) -> tuple[str, ...]:

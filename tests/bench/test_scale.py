@@ -17,7 +17,7 @@ from sim.lockstep import run_lockstep
 from sim.metrics import Totals
 from sim.policies.base import PolicySet
 from sim.policies.classic import LRU
-from sim.results import streamed_tables
+from sim.result_tables import streamed_tables
 from sim.timeline import Timeline
 from sim.workload import Workload
 from tests.bench.test_speed import COSTS, SLOTS, routed_trace

@@ -9,31 +9,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from traces.counts import ExpertCounts
 from traces.importers.counted import counted
+from traces.importers.gguf_file import GGUFFile, read_gguf_file
 from traces.importers.routed import Origin
 from traces.importers.told import Told
 from traces.trace import TraceError
 
-_MAGIC = b"GGUF"
 _COUNTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|gate_up|down)_exps\.weight\.counts")
 _KINDS = ("gate", "up", "gate_up", "down")  # the first three see a token before the last does
-_BROKEN = (
-    ValueError,
-    KeyError,
-    IndexError,
-    OSError,
-    OverflowError,
-    TypeError,
-    UnicodeError,
-    MemoryError,
-    AssertionError,
-)
 
 
 def read(path: Path, told: Told) -> ExpertCounts:
@@ -41,8 +29,8 @@ def read(path: Path, told: Told) -> ExpertCounts:
 
     A matrix in the older binary form, or made of one, holds no uses by expert.
     """
-    reader = _open(path)
-    counts = _by_layer(path, reader)
+    file = read_gguf_file(path)
+    counts = _by_layer(path, file)
     layers = tuple(sorted(counts))
     sizes = {len(row) for row in counts.values()}
     if len(sizes) > 1:
@@ -57,38 +45,18 @@ def read(path: Path, told: Told) -> ExpertCounts:
         file=str(path),
         what="imatrix",
         recorder="llama.cpp imatrix",
-        detail=", ".join(_texts(reader, "imatrix.datasets")),
+        detail=", ".join(_texts(file, "imatrix.datasets")),
         layer_indices=layers,
     )
-    return counted(values[None], told, origin, "recording", _top_k(reader, values))
+    return counted(values[None], told, origin, "recording", _top_k(file, values))
 
 
-def _open(path: Path) -> Any:
-    try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror}") from None
-    if magic != _MAGIC:
-        rule = "must be GGUF (an older binary imatrix has no counts by expert)"
-        raise TraceError(f"{path}: begins with {magic!r}: {rule}")
-    try:
-        from gguf import GGUFReader
-    except ModuleNotFoundError:
-        raise TraceError(f"{path}: reading it needs the package gguf: pip install gguf") from None
-    try:
-        return GGUFReader(path)
-    except _BROKEN as error:
-        reason = " ".join(str(error).split())[:120] or type(error).__name__
-        raise TraceError(f"{path}: not a whole GGUF file: {reason}") from None
-
-
-def _by_layer(path: Path, reader: Any) -> dict[int, NDArray[np.float64]]:
+def _by_layer(path: Path, file: GGUFFile) -> dict[int, NDArray[np.float64]]:
     """Return the counts of each layer's experts, of the first kind of tensor that has them."""
     found: dict[tuple[int, str], NDArray[np.float64]] = {}
-    for tensor in reader.tensors:
-        if match := _COUNTS.fullmatch(tensor.name):
-            found[int(match[1]), match[2]] = np.asarray(tensor.data, dtype=np.float64).reshape(-1)
+    for name, values in file.tensors.items():
+        if match := _COUNTS.fullmatch(name):
+            found[int(match[1]), match[2]] = values.astype(np.float64).reshape(-1)
     if not found:
         raise TraceError(
             f"{path}: no tensor blk.*.ffn_*_exps.weight.counts: a model without experts, or no imatrix"
@@ -100,32 +68,27 @@ def _by_layer(path: Path, reader: Any) -> dict[int, NDArray[np.float64]]:
     }
 
 
-def _top_k(reader: Any, values: NDArray[np.float64]) -> int | None:
+def _top_k(file: GGUFFile, values: NDArray[np.float64]) -> int | None:
     """Return the experts a token had: a layer's uses over the tokens that were run, if that is whole.
 
     The last layer may have seen fewer tokens, those with an output.
     """
-    number, size = (_whole(reader, f"imatrix.{name}") for name in ("chunk_count", "chunk_size"))
+    number, size = (_whole(file, f"imatrix.{name}") for name in ("chunk_count", "chunk_size"))
     if not number or not size:
         return None
     uses = np.median(values.sum(axis=1)) / (number * size)
     return int(uses) if uses >= 1 and uses == int(uses) else None
 
 
-def _whole(reader: Any, key: str) -> int:
-    value = _value(reader, key)
+def _whole(file: GGUFFile, key: str) -> int:
+    value = file.values.get(key)
     return value if isinstance(value, int) else 0
 
 
-def _texts(reader: Any, key: str) -> list[str]:
-    value = _value(reader, key)
-    return [Path(item).name for item in value if isinstance(item, str)] if value else []
-
-
-def _value(reader: Any, key: str) -> Any:
-    """Return a value of the header; None where there is none that can be read."""
-    field = reader.get_field(key)
-    try:
-        return None if field is None else field.contents()
-    except _BROKEN:
-        return None
+def _texts(file: GGUFFile, key: str) -> list[str]:
+    value = file.values.get(key)
+    return (
+        [Path(item).name for item in value if isinstance(item, str)]
+        if isinstance(value, list)
+        else []
+    )

@@ -55,6 +55,8 @@ def looks_like(path: Path) -> str | None:
         if path.is_dir():
             inside = {looks_like(file) for file in path.iterdir() if file.is_file()} - {None}
             return inside.pop() if len(inside) == 1 else None
+        if not path.is_file():  # a pipe may be read once only
+            return None
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
         return _of_magic(path, head) or _of_text(head)

@@ -87,7 +87,7 @@ def _record(where: str, record: dict[str, Any]) -> tuple[tuple[int, int], NDArra
             raise TraceError(f"{where}: {key} is {record.get(key)!r}: must be a whole number")
     try:
         found = np.array(record.get("tpe"), dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         found = np.zeros(0)
     if found.ndim != 2 or 0 in found.shape:
         raise TraceError(f"{where}: tpe must be a list of counts for each micro-batch")

@@ -92,7 +92,7 @@ def rows_of_parquet(path: Path) -> Rows:
     if not table.num_rows:
         raise TraceError(f"{path}: no rows: a trace has at least one")
     text = (table.schema.metadata or {}).get(EXPORT_KEY)
-    header = None if text is None else TraceMeta.from_json(text.decode(), str(path))
+    header = None if text is None else TraceMeta.from_json(text.decode(errors="replace"), str(path))
     try:
         return _made(path, lambda name: _column(table, name, path), table.column_names, header)
     except (pa.ArrowException, ValueError, TypeError) as error:
@@ -124,6 +124,9 @@ def _column(table: Any, name: str, path: Path) -> NDArray[Any] | None:
         return _phases(column.to_pylist(), lambda row: f"{path}: row {row}")
     if name not in _LISTS:
         return pc.fill_null(column, UNKNOWN).to_numpy(zero_copy_only=False).astype(np.int64)
+    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    if not any(is_kind(column.type) for is_kind in kinds):
+        raise TraceError(f"{path}: {name} is {column.type}: must be lists of numbers")
     if column.null_count:
         raise TraceError(f"{path}: {name} has null rows: must be lists throughout")
     lengths = column.value_lengths().to_numpy(zero_copy_only=False)

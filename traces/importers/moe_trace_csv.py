@@ -184,6 +184,8 @@ def _ranked(path: Path, lines: list[str]) -> _Rows:
 
 def _wide(path: Path, lines: list[str]) -> _Rows:
     numbers = _numbers(path, lines, "pos,layer and the experts")
+    if numbers.shape[1] < 3:
+        raise TraceError(f"{path}: line 1 is {lines[0][:60]!r}: must be pos, layer and the experts")
     _refuse(path, (numbers[:, 1:] < 0).any(axis=1), lines, "layer and experts must be >= 0")
     return _Rows(numbers[:, 1], numbers[:, 2:].astype(np.int32), numbers[:, 0] < 0)
 
@@ -192,7 +194,7 @@ def _decode_only(path: Path, lines: list[str], told: Told) -> Trace:
     numbers = _numbers(path, lines, "prompt, step, layer and the experts", None)
     if numbers.shape[1] < 4:
         raise TraceError(
-            f"{path}: line 1 is {lines[0]!r}: must be prompt, step, layer and the experts"
+            f"{path}: line 1 is {lines[0][:60]!r}: must be prompt, step, layer and the experts"
         )
     _refuse(path, (numbers < 0).any(axis=1), lines, "must be >= 0")
     prompts, request = np.unique(numbers[:, 0], return_inverse=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import pickle
+import struct
 import zipfile
 import zlib
 from pathlib import Path
@@ -11,24 +13,24 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy_format
 
+from traces.importers.array_pickle import STAND_INS, with_arrays
 from traces.importers.sources import NOT_NPY
 from traces.trace import TraceError
 
-_MODULES = ("numpy", "numpy._core.multiarray", "numpy._core.numeric")
-_ARRAY_PARTS = ("ndarray", "dtype", "_reconstruct", "scalar", "_frombuffer")
+_LARGE_BYTES, _MOST_RATIO = 256 * 2**20, 250
+"""An array that unpacks to more bytes, and to so many times its own, is made to fill a memory."""
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """Refuses any name in a pickle that is not a part of a numpy array."""
+class _ArraysOnly(pickle._Unpickler):  # in Python: the one in C trusts lengths
+    """Refuses any name in a pickle that is not a part of a numpy array, for which it has stand-ins."""
 
     def find_class(self, module: str, name: str) -> Any:
-        module = module.replace("numpy.core.", "numpy._core.")  # as numpy 1 wrote it
-        known = module in _MODULES and name in _ARRAY_PARTS
-        if not known and (module, name) != ("_codecs", "encode"):
+        try:
+            return STAND_INS[f"{module}.{name}"]
+        except KeyError:
             raise pickle.UnpicklingError(
                 f"holds a Python object ({module}.{name}), which could run code"
-            )
-        return super().find_class(module, name)
+            ) from None
 
 
 def load_npz(path: Path) -> dict[str, Any]:
@@ -57,6 +59,9 @@ def load_npz(path: Path) -> dict[str, Any]:
         ImportError,
         zipfile.BadZipFile,
         zlib.error,
+        struct.error,
+        AssertionError,
+        OverflowError,
         RuntimeError,  # encrypted, or a compression that nobody knows
     ) as error:
         reason = " ".join(str(error).split())[:120]
@@ -64,18 +69,23 @@ def load_npz(path: Path) -> dict[str, Any]:
 
 
 def _member(archive: zipfile.ZipFile, name: str) -> Any:
+    info = archive.getinfo(name)
+    if info.file_size > max(_LARGE_BYTES, _MOST_RATIO * info.compress_size):
+        raise ValueError(f"{name} unpacks to {info.file_size / 1e9:.3g} GB of nearly nothing")
     with archive.open(name) as file:
         version = npy_format.read_magic(file)
         if version == (1, 0):
-            _, _, dtype = npy_format.read_array_header_1_0(file)
+            shape, _, dtype = npy_format.read_array_header_1_0(file)
         else:
-            _, _, dtype = npy_format.read_array_header_2_0(file)
+            shape, _, dtype = npy_format.read_array_header_2_0(file)
         if dtype.hasobject:
-            return _unpacked(file)
+            return _unpacked(file, info.file_size)
+    if (promised := math.prod(shape) * dtype.itemsize) > info.file_size:
+        raise ValueError(f"{name} promises {promised} bytes and has {info.file_size}")
     with archive.open(name) as file:
         return npy_format.read_array(file, allow_pickle=False)
 
 
-def _unpacked(file: IO[bytes]) -> Any:
-    array = _ArraysOnly(file).load()
+def _unpacked(file: IO[bytes], num_bytes: int) -> Any:
+    array = with_arrays(_ArraysOnly(file).load(), num_bytes)
     return array.item() if isinstance(array, np.ndarray) and array.size == 1 else array

@@ -11,8 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from traces.importers.array_pickle import STAND_INS, with_arrays
 from traces.trace import TraceError
 
 _NO_FILE = "not a file of torch.save, or one that is cut short"
@@ -49,7 +48,7 @@ def load_torch(path: str | os.PathLike[str]) -> Any:
         with torch.serialization.safe_globals(_numpy_globals()), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of old formats: what they hold is read all the same
             loaded = torch.load(path, map_location="cpu", weights_only=True)
-        return _plain(loaded)
+        return _plain(with_arrays(loaded, path.stat().st_size))
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from None
     except pickle.UnpicklingError as error:
@@ -59,16 +58,8 @@ def load_torch(path: str | os.PathLike[str]) -> Any:
 
 
 def _numpy_globals() -> list[Any]:
-    """Return what the pickle of a numpy array names; the loader still refuses all other objects in it.
-
-    The functions of the array's module are known under the name that numpy 1 wrote, too.
-    """
-    from numpy._core import multiarray
-
-    makers = [getattr(multiarray, name) for name in ("_reconstruct", "scalar")]
-    older = [(maker, f"numpy.core.multiarray.{maker.__name__}") for maker in makers]
-    kinds = {type(np.dtype(code)) for code in "?bBhHiIlLqQefdO"}
-    return [*makers, *older, np.ndarray, np.dtype, *kinds]
+    """Return stand-ins for what the pickle of a numpy array names; all other objects are refused still."""
+    return [(made, name) for name, made in STAND_INS.items()]
 
 
 def _refusal(text: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from traces.importers.array_pickle import with_arrays
 from traces.trace import TraceError
 
 _DTYPES = {
@@ -48,7 +50,7 @@ def load_pickle(path: Path) -> Any:
     """
     try:
         with path.open("rb") as file:
-            return _Values(file).load()
+            return with_arrays(_Values(file).load(), path.stat().st_size)
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from None
     except _REFUSED as error:
@@ -70,10 +72,12 @@ _REFUSED = (
     OverflowError,
     MemoryError,
     RecursionError,
+    struct.error,
+    AssertionError,
 )
 
 
-class _Values(pickle.Unpickler):
+class _Values(pickle._Unpickler):  # in Python: see npz_file
     """Knows tensors, ordered dicts and what pickles need no name for."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -85,7 +89,7 @@ class _Values(pickle.Unpickler):
             ) from None
 
 
-class _StorageHead(pickle.Unpickler):
+class _StorageHead(pickle._Unpickler):
     """Reads the type and key of a storage; torch's storage classes become the names of their dtypes."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -129,8 +133,26 @@ def _tensor(
     return view.copy()
 
 
+class _Tensor:
+    """Calls for a tensor; has nothing that a pickle could set."""
+
+    __slots__ = ()
+
+    def __call__(self, *told: Any) -> NDArray[Any]:
+        return _tensor(*told)
+
+
+class _Storage:
+    """Calls for a storage; has nothing that a pickle could set."""
+
+    __slots__ = ()
+
+    def __call__(self, data: Any) -> NDArray[Any]:
+        return _storage(data)
+
+
 _KNOWN: dict[tuple[str, str], Any] = {
-    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
-    ("torch.storage", "_load_from_bytes"): _storage,
+    ("torch._utils", "_rebuild_tensor_v2"): _Tensor(),
+    ("torch.storage", "_load_from_bytes"): _Storage(),
     ("collections", "OrderedDict"): OrderedDict,
 }

@@ -1,0 +1,57 @@
+"""Hit rate by cache size, and what no policy that loads on demand can do better."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from sim.figures.panels import draw_by_size
+from sim.figures.source import Source, Wanted
+from sim.labels import Row
+from sim.plot_style import caption
+
+_BAND, _ABOVE = "0.86", "0.35"
+
+
+def draw_hit_rate(source: Source, wanted: Wanted | None = None) -> Figure:
+    """Draw hit rates over the share of experts on the GPU, with the band of Belady's optimum.
+
+    The band reaches from the optimum that lets every miss in to the one that may keep newcomers out.
+    """
+    rows = source.several
+    known = any(row.get("belady_hit_rate") is not None for row in rows)
+    behind, more = (_draw_band, _band_handles()) if known else (None, ())
+    figure, grid = draw_by_size(rows, _percent, "hit rate (%)", behind=behind, more=more)
+    for axes in grid:
+        axes.set_ylim(0, min(104, axes.get_ylim()[1]))
+    caption(figure, rows, "" if known else "no band: output.belady was false")
+    return figure
+
+
+def _percent(row: Row) -> float | None:
+    return None if row["hit_rate"] is None else 100 * row["hit_rate"]
+
+
+def _draw_band(axes: Axes, rows: Sequence[Row]) -> None:
+    """Draw the optimum of each size: the same work at the same size has one, whatever the policy."""
+    free, forced = (_by_size(rows, name) for name in ("belady_hit_rate", "belady_forced_hit_rate"))
+    sizes = sorted(free)
+    low = [min(forced.get(size, free[size]), free[size]) for size in sizes]
+    high = [free[size] for size in sizes]
+    at = [100 * size for size in sizes]
+    axes.fill_between(at, low, high, color=_BAND, linewidth=0, zorder=0.5)
+    axes.plot(at, high, color=_ABOVE, linewidth=0.8, zorder=0.6)
+
+
+def _band_handles() -> tuple[Artist, ...]:
+    line = Line2D([], [], color=_ABOVE, linewidth=0.8, label="Belady's optimum")
+    return line, Patch(color=_BAND, label="the same, admitting all")
+
+
+def _by_size(rows: Sequence[Row], name: str) -> dict[float, float]:
+    return {row["cache_ratio"]: 100 * row[name] for row in rows if row.get(name) is not None}

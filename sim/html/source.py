@@ -1,0 +1,200 @@
+"""What a folder of results holds: rows, failed points, configuration and the command that made it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sim.labels import Row, how
+from sim.results import CONFIG, ERROR, SUMMARY, TABLE, read_json, read_rows
+from sim.types import ConfigError
+
+RUN, SWEEP, ROWS = "run", "sweep", "table"
+"""Kinds of sources: a run's folder, a sweep's, and a table of rows alone."""
+_HYDRA_SWEEP = "multirun.yaml"
+_OUR_SWEEP = "sweep.json"
+_HYDRA_RUN = ".hydra"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A point of a sweep without a result: its number, what set it apart, and why."""
+
+    number: str
+    overrides: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Results as they lie on disk.
+
+    Attributes
+    ----------
+    path, kind
+        The folder or file, and which of ``RUN``, ``SWEEP`` and ``ROWS`` it is.
+    rows
+        Summary rows, nested.
+    failed
+        Points without a result.
+    command
+        What made it, to be typed again; None where that is not known.
+    texts
+        Titles and texts of configurations.
+    digests
+        Files that the report was made of, to be hashed.
+    """
+
+    path: Path
+    kind: str
+    rows: list[Row]
+    failed: list[Failed] = field(default_factory=list)
+    command: str | None = None
+    texts: list[tuple[str, str]] = field(default_factory=list)
+    digests: list[Path] = field(default_factory=list)
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the tables of a run lie; None where the source is no run."""
+        return self.path if self.kind == RUN else None
+
+
+def open_source(path: Path) -> Source:
+    """Read what a run's folder, a sweep's folder or a table of results holds.
+
+    Raises ConfigError where there is nothing, or it is damaged.
+    """
+    if path.name == SUMMARY and path.is_file():
+        path = path.parent
+    if path.is_file():
+        return Source(path, ROWS, _rows(path), digests=[path])
+    return _run(path) if (path / SUMMARY).exists() else _sweep(path)
+
+
+def _rows(path: Path) -> list[Row]:
+    """Return the rows of a source; refuse those that lack what every row has."""
+    rows: list[Row] = list(read_rows(path))
+    for number, row in enumerate(rows):
+        texts = {name: row[name] for name in _LISTS if isinstance(row.get(name), str)}
+        if texts:  # a table of an earlier version
+            row = {**row, **{name: json.loads(text) for name, text in texts.items()}}
+            rows[number] = row
+        lacking = [name for name in _NEEDED if name not in row]
+        if lacking:
+            raise ConfigError(f"{path}: row {number} of the results has no {lacking[0]}")
+    return rows
+
+
+_LISTS = ("notes", "roofline", "what_if")
+_NEEDED = (
+    *("policy", "oracle", "lossy", "model", "machine", "engine", "trace", "batch_size"),
+    *("cache_ratio", "tokens_per_s", "total_ns", "bottleneck", "notes", "provenance"),
+)
+
+
+def _run(path: Path) -> Source:
+    row = _rows(path)[0]
+    name = "replay" if how(row) == "measured" else "sim"
+    told = _yaml(path / _HYDRA_RUN / "overrides.yaml")
+    given = told if isinstance(told, list) else _overrides(row)
+    command = _command(name, [*_own_folders(path), *map(str, given)])
+    texts = [("Resolved configuration", text) for text in _text(path / CONFIG)]
+    return Source(path, RUN, [row], command=command, texts=texts, digests=[path / SUMMARY])
+
+
+def _overrides(row: Row) -> list[str]:
+    return [f"{key}={setting}" for key, setting in row.get("overrides", {}).items()]
+
+
+def _own_folders(path: Path) -> list[str]:
+    """Return the flags that named configuration folders of the user's own, as Hydra noted them."""
+    noted = _yaml(path / _HYDRA_RUN / "hydra.yaml")
+    try:
+        sources = noted["hydra"]["runtime"]["config_sources"]
+        found = [one["path"] for one in sources if one["provider"] == "command-line"]
+    except (KeyError, TypeError):
+        return []
+    return [word for folder in found for word in ("--config-dir", str(folder))]
+
+
+def _sweep(path: Path) -> Source:
+    failed = _failed(path)
+    try:
+        rows = _rows(path)
+    except ConfigError as error:
+        if not failed or (path / TABLE).exists():
+            raise
+        first = failed[0]
+        told = f"point {first.number} ({first.overrides}): {first.error}"
+        raise ConfigError(f"{path}: all {len(failed)} points failed, {told}") from error
+    texts, command = _asked(path)
+    table = path / TABLE
+    digests = [table] if table.exists() else []
+    return Source(path, SWEEP, rows, failed, command, texts, digests)
+
+
+def _failed(path: Path) -> list[Failed]:
+    """Return the failed points of a sweep, by number."""
+    found = []
+    for file in path.glob(f"*/{ERROR}"):
+        told = read_json(file)
+        overrides = told.get("overrides") or []
+        words = shlex.join(map(str, overrides)) if isinstance(overrides, list) else str(overrides)
+        found.append(Failed(file.parent.name, words, str(told.get("error", "unknown"))))
+    return sorted(found, key=lambda one: (len(one.number), one.number))
+
+
+def _asked(path: Path) -> tuple[list[tuple[str, str]], str | None]:
+    """Return what a sweep was asked for: texts with titles, and the command."""
+    texts: list[tuple[str, str]] = []
+    command = None
+    if (path / _OUR_SWEEP).exists():
+        asked = read_json(path / _OUR_SWEEP)
+        folders = [w for f in asked.get("config_dirs") or [] for w in ("--config-dir", str(f))]
+        arguments, first = asked.get("arguments"), asked.get("first")
+        command = _command("sweep", [*folders, *arguments] if isinstance(arguments, list) else None)
+        texts.append(("What the sweep was asked for", json.dumps(asked, indent=1, sort_keys=True)))
+        if isinstance(first, list):
+            shown = _command("sim", [*folders, "--cfg", "job", "--resolve", *first]) or ""
+            texts.append(("To show the resolved configuration of its first point", shown))
+    else:
+        noted = _yaml(path / _HYDRA_SWEEP)
+        if isinstance(noted, Mapping):
+            words = noted.get("hydra", {}).get("overrides", {}).get("task")
+            command = _command("sim", ["-m", *words] if isinstance(words, list) else None)
+    configs = sorted(path.glob(f"*/{CONFIG}"), key=lambda file: (len(file.parent.name), file))
+    for file in configs[:1]:
+        title = (
+            f"Resolved configuration of point {file.parent.name}; others differ in what was varied"
+        )
+        texts += [(title, text) for text in _text(file)]
+    return texts, command
+
+
+def _command(name: str, arguments: Any) -> str | None:
+    if not isinstance(arguments, list):
+        return None
+    return shlex.join(["greenroom", name, *map(str, arguments)])
+
+
+def _text(file: Path) -> list[str]:
+    try:
+        return [file.read_text(encoding="utf-8", errors="replace")]
+    except FileNotFoundError:
+        return []
+
+
+def _yaml(file: Path) -> Any:
+    """Return what a YAML file of Hydra's holds; None where it is missing or damaged: it is a help only."""
+    import yaml
+
+    for text in _text(file):
+        try:
+            return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        except (yaml.YAMLError, ValueError, RecursionError):
+            return None
+    return None

@@ -1,0 +1,157 @@
+"""What a sweep is: its points, the content of its traces and the code that runs them.
+
+A sweep goes on in a folder only if all of that is as it was; else its table would mix results of different
+questions, or of different programs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from sim.sweeps.chunk import Point
+from sim.targets import may_hold_policies
+from sim.types import ConfigError
+
+_OURS = ("sim", "traces", "hwmodels")
+_IMPORT = re.compile(
+    rf"^[ \t]*(?:from|import)[ \t]+((?:{'|'.join(_OURS)})\b[\w.]*)"
+    r"(?:[ \t]+import[ \t]+(\([^)]*|[\w, \t]*))?",
+    re.MULTILINE,
+)
+"""A module of ours that a line imports, and what it imports from there, perhaps over several lines."""
+
+
+def digest_of_points(points: Iterable[Point], bases: Mapping[int, Mapping[str, Any]]) -> str:
+    """Return a digest of the configurations of all points, in their order."""
+    own = {number: _digest(base) for number, base in bases.items()}
+    total = hashlib.sha256()
+    for point in points:
+        edits = json.dumps([point.overrides, own[point.base], point.edits], default=str)
+        total.update(edits.encode())
+    return total.hexdigest()
+
+
+def digest_of_inputs(bases: Iterable[Mapping[str, Any]], points: Iterable[Point]) -> str:
+    """Return a digest of the content of all trace and arrival files that the points name.
+
+    A file that is not there counts too: the points that name it fail, and go well once it is there.
+    """
+    named = {path for base in bases for path in _paths(base)}
+    named |= {str(value) for p in points for path, value in p.edits if _names_a_file(path)}
+    return _digest({path: _content(path) for path in sorted(named)})
+
+
+def digest_of_code(bases: Iterable[Mapping[str, Any]]) -> str:
+    """Return a digest of our own code, and of the modules of a user's policies that the bases name.
+
+    What those modules import from beside them counts too, as far as it has been loaded with them.
+    """
+    foreign = {module for base in bases for module in _modules(base)}
+    files = {file for module in sorted(foreign) for file in _files_of(module)}
+    return _digest([_own_code(), *(_content(file) for file in sorted(files))])
+
+
+@cache
+def _own_code() -> str:
+    root = Path(__file__).parents[2]
+    files = sorted(own_files())
+    return _digest([[str(file.relative_to(root)), _content(str(file))] for file in files])
+
+
+def own_files() -> set[Path]:
+    """Return those of our source files that running a point can reach: what they import, wherever."""
+    root = Path(__file__).parents[2]
+    left = [root / "sim" / "point.py", *(root / "sim" / "policies").glob("*.py")]
+    found: set[Path] = set()
+    while left:
+        file = left.pop()
+        if file not in found:
+            found.add(file)
+            left += _imported(root, file.read_text(encoding="utf-8"))
+    return found
+
+
+def _imported(root: Path, source: str) -> Iterator[Path]:
+    """Yield the files of ours that a source imports, wherever in it."""
+    for module, names in _IMPORT.findall(source):
+        base = root / module.replace(".", "/")
+        within = (base / f"{name}.py" for name in re.findall(r"\w+", names))
+        for file in (base.with_suffix(".py"), base / "__init__.py", *within):
+            if file.is_file():
+                yield file
+
+
+def _files_of(module: str) -> Iterator[str]:
+    """Yield the source files of a user's module, and of what it loads from the same folder."""
+    if not may_hold_policies(module):
+        return
+    before = set(sys.modules)
+    try:
+        found = getattr(import_module(module), "__file__", None)
+    except Exception:  # of whatever kind: the points that need it will say so
+        return
+    if found is None:
+        return
+    yield found
+    folder = Path(found).parent
+    for name in set(sys.modules) - before:
+        other = getattr(sys.modules[name], "__file__", None)
+        if other is not None and Path(other).is_relative_to(folder):
+            yield other
+
+
+def _modules(config: Any) -> Iterator[str]:
+    """Yield the modules outside of our own that a configuration takes classes from."""
+    if isinstance(config, Mapping):
+        for key, value in config.items():
+            if key == "_target_" and isinstance(value, str) and "." in value:
+                module = value.rpartition(".")[0]
+                if module.partition(".")[0] not in _OURS:
+                    yield module
+            else:
+                yield from _modules(value)
+    elif isinstance(config, list):
+        for value in config:
+            yield from _modules(value)
+
+
+def _paths(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the files that a configuration names."""
+    for group, name in _FILES:
+        value = (config.get(group) or {}).get(name)
+        if isinstance(value, str):
+            yield value
+
+
+_FILES = (("trace", "path"), ("calibration", "trace"), ("workload", "arrivals"))
+
+
+def _names_a_file(path: Sequence[str]) -> bool:
+    return tuple(path) in _FILES
+
+
+def _content(path: str) -> str | None:
+    """Return a digest of a file, or of a folder's names, sizes and times; None if it is not there."""
+    from sim.build import resolve_path
+
+    try:
+        found = resolve_path(path)
+        if found.is_dir():
+            stats = ((file, file.stat()) for file in sorted(found.rglob("*")))
+            return _digest([[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats])
+        with open(found, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except (OSError, ValueError, ConfigError):
+        return None
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
