@@ -102,11 +102,12 @@ def _run(options: argparse.Namespace, out: Path) -> None:
     facts = machine_facts(device)
     wanted = _wanted(options, out, facts)
     begun = time.monotonic()
-    facts["load"] = _load(facts["cores"])
+    facts["load"] = load = round(os.getloadavg()[0], 2)
     with ExitStack() as stack:
         stack.enter_context(device.faults())
         stack.enter_context(torch_threads(wanted.threads))
         setting = _setting(options, wanted, device, stack)
+        _warn_if_busy(load, facts["cores"])
         told = _told(setting, wanted, stack)
         measured = _measure(options.seed, begun + wanted.seconds, setting, facts, stack)
     if measured.was_cut and not measured.samples:
@@ -123,15 +124,13 @@ def _run(options: argparse.Namespace, out: Path) -> None:
         _make_machine(written[0], wanted)
 
 
-def _load(cores: int) -> float:
-    """Return how many others want a core in the mean of the last minute; warn if that spoils times."""
-    load = os.getloadavg()[0]
+def _warn_if_busy(load: float, cores: int) -> None:
+    """Warn if as many others wanted a core, in the mean of the minute before, as spoil times."""
     if load > _BUSY * cores:
         _say(
             f"the machine is busy (load {load:.1f} on {cores} cores): work of more than some ms will look "
             "slower than it is"
         )
-    return round(load, 2)
 
 
 def _make_machine(rows: Path, wanted: _Wanted) -> None:

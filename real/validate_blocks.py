@@ -20,6 +20,7 @@ from real.validate_parity import TINY
 from real.validate_runs import Setting
 from sim.composing import compose_config
 from sim.own_options import with_folders
+from sim.settings import check_settings
 from sim.types import ConfigError
 
 Wanted = tuple[str, float]
@@ -203,6 +204,11 @@ def _cpu_has_bfloat16() -> bool:
 
 
 def config_of_runs(matrix: Matrix, device: Device, extra: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what all runs have in common, as a configuration: trace, model, engine."""
+    """Return what all runs have in common, as a configuration: trace, model, engine.
+
+    Raises ConfigError for a setting that no run can have, before anything is measured.
+    """
     given = [f"engine=greenroom_{device.kind}", *matrix.overrides, *extra]
-    return compose_config("config", with_folders(given, matrix.config_dirs))
+    config = compose_config("config", with_folders(given, matrix.config_dirs))
+    check_settings(config)
+    return config

@@ -139,7 +139,7 @@ def _compared(options: argparse.Namespace, wish: Wish, points: Sequence[Point],
 
 
 def wish_of(options: argparse.Namespace) -> Wish:
-    """Return what is to be searched for, from the command's options; raises ConfigError for what cannot be."""
+    """Return what is to be searched for, by the command's options; raises ConfigError."""
     quants = _names(options.quant, "--quant")
     if quants is not None:
         check_quants(quants)

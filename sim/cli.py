@@ -106,6 +106,8 @@ _FIRST = (
 )
 _WITH_WEIGHTS = ("torch", "transformers", "safetensors")
 """What commands with real weights need, and the others do not."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a file system says that takes no more."""
 _INSTALL = "pip install -c constraints.txt -e '.[torch]'"
 
 
@@ -121,6 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
     for sign in ("SIGTERM", "SIGHUP"):  # as Ctrl-C: what is unfinished is taken away
         if hasattr(signal, sign):
             signal.signal(getattr(signal, sign), signal.default_int_handler)
+    code = 0
     try:
         try:
             code = _run(arguments)
@@ -134,9 +137,11 @@ def main(arguments: list[str] | None = None) -> int:
         _say_no_more()
         return 0
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in _FULL:
             raise
-        print(f"greenroom: error: {error.strerror}", file=sys.stderr)
+        if code == 0:  # else the command has said it
+            print(f"greenroom: error: stdout cannot be written: {error.strerror}", file=sys.stderr)
+        _say_no_more()
         return 2
 
 

@@ -44,6 +44,11 @@ class Parser(argparse.ArgumentParser):
         """Raise ConfigError with what argparse complains of."""
         raise ConfigError(_in_our_words(message))
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Write the help; argparse would pass over it that a disk is full."""
+        if message:
+            (sys.stderr if file is None else file).write(message)
+
     def _checked(self, args: Sequence[str] | None) -> list[str]:
         """Refuse the first option that there is not, before one that is missing is complained of."""
         words = list(sys.argv[1:] if args is None else args)

@@ -124,8 +124,6 @@ def _standing(
         return None
     ratios = [row["tokens_per_s"] / base["tokens_per_s"] for row, base in pairs]
     kind = kind_of(pairs[0][0])
-    rivals = [[r for r in cell.values() if kind_of(r) == kind] for cell in cells.values()]
-    fastest = [max(group, key=lambda r: r["tokens_per_s"])["policy"] for group in rivals if group]
     moved = [_bytes(row) / _bytes(base) for row, base in pairs if _bytes(row) and _bytes(base)]
     return Standing(
         policy=name,
@@ -134,11 +132,17 @@ def _standing(
         mean=_geometric(ratios),
         worst=min(ratios),
         best=max(ratios),
-        wins=fastest.count(pairs[0][0]["policy"]),
+        wins=sum(_leads(name, kind, cell) for cell in cells.values() if name in cell),
         hit_rate=_mean(row["hit_rate"] for row, _ in pairs),
         moved=_geometric(moved) if len(moved) == len(pairs) else None,
         given_up=_mean(given_up_by(row) for row, _ in pairs),
     )
+
+
+def _leads(name: str, kind: str, cell: dict[str, Row]) -> bool:
+    """Tell whether nobody of a class is faster than one of its policies, in a setting in which that ran."""
+    fastest = max(row["tokens_per_s"] for row in cell.values() if kind_of(row) == kind)
+    return bool(cell[name]["tokens_per_s"] >= fastest)
 
 
 def _bytes(row: Row) -> int:
@@ -148,14 +152,14 @@ def _bytes(row: Row) -> int:
 def given_up_by(row: Row) -> float | None:
     """Return the share of router mass (of slots, where weights are unknown) not computed as chosen."""
     for what in ("mass", "slot"):
-        shares = [row.get(f"{kind}_{what}_rate") for kind in _GIVEN_UP]
+        shares = [row.get(f"{kind}_{what}_rate") for kind in GIVEN_UP]
         known = [share for share in shares if share is not None]
         if known:
             return float(sum(known))
     return None
 
 
-_GIVEN_UP = ("substituted", "dropped", "low", "deferred")
+GIVEN_UP = ("substituted", "dropped", "low", "deferred")
 
 
 def _geometric(ratios: Sequence[float]) -> float:

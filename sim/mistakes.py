@@ -44,7 +44,7 @@ def _explain(error: Exception, config: str) -> str | None:
         return hydra_line
     if isinstance(error, OSError) and error.filename is not None:
         return _one_line(f"{error.filename}: {error.strerror}")
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"the results cannot be written: {error.strerror}"
     if isinstance(error, OSError) and error.errno in (errno.EIO, errno.EINVAL, errno.EISDIR):
         return f"a file cannot be read or written: {error.strerror}"
@@ -138,6 +138,9 @@ def _explain_override(override: str, reason: str, config: str) -> str:
 def _explain_missing(name: str, options: list[str]) -> str:
     group, _, option = name.rpartition("/")
     hint = did_you_mean(option, options)
+    if name.startswith("trace/") and Path(option).suffix:  # a file of one's own
+        group, option = "trace", name.removeprefix("trace/")
+        hint = f"; did you mean 'trace.path={option}'?"
     known = f" (known: {', '.join(sorted(options))})" if options else ""
     return f"{group or 'config'} = {option}: no such option{hint}{known}"
 

@@ -6,6 +6,7 @@ Figures are drawn at the size they are printed in: one column of a paper, or two
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from importlib import resources
@@ -73,8 +74,12 @@ def write_below(figure: Figure, text: str) -> None:
 
 
 def rendered(figure: Figure, kind: str) -> bytes:
-    """Return a figure as the bytes of a ``pdf``, ``png`` or ``svg``: the same each time."""
-    with styled(), io.BytesIO() as file:
+    """Return a figure as the bytes of a ``pdf``, ``png`` or ``svg``: the same each time.
+
+    What matplotlib warns of (a sign that the font lacks, no room for a name) is drawn as well as may be.
+    """
+    with styled(), io.BytesIO() as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
         figure.savefig(file, format=kind, metadata=_NO_DATES[kind])
         return file.getvalue()
 

@@ -30,7 +30,7 @@ from sim.results import (
     partial_of,
 )
 from sim.tables import Block, Table
-from sim.types import Phase
+from sim.types import ConfigError, Phase
 
 _EVENT_ROWS = 1 << 16  # a Parquet writer holds some kilobytes a block until the end: few and large
 
@@ -197,12 +197,34 @@ class StoredTable:
     def __init__(self, path: Path) -> None:
         self._path = path
 
+    def columns(self) -> tuple[str, ...]:
+        """Return the names of the columns."""
+        import pyarrow.parquet as pq
+
+        with self._told(), pq.ParquetFile(self._path) as file:
+            return tuple(file.schema_arrow.names)
+
     def __iter__(self) -> Iterator[Block]:
         """Yield blocks, int64[rows, columns]."""
         import pyarrow.parquet as pq
 
-        with pq.ParquetFile(self._path) as file:
+        with self._told(), pq.ParquetFile(self._path) as file:
             for group in range(file.num_row_groups):
-                columns = [column.combine_chunks() for column in file.read_row_group(group).columns]
-                arrays = [getattr(column, "indices", column).to_numpy() for column in columns]
-                yield np.stack(arrays, axis=1).astype(np.int64)
+                yield _block(file.read_row_group(group))
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Say of which file it is that cannot be read."""
+        import pyarrow as pa
+
+        try:
+            yield
+        except (pa.ArrowException, OSError, ValueError, IndexError) as error:
+            told = f"{self._path}: cannot be read, is it damaged? ({error})"
+            raise ConfigError(told) from error
+
+
+def _block(table: Any) -> Block:
+    columns = [column.combine_chunks() for column in table.columns]
+    arrays = [getattr(column, "indices", column).to_numpy() for column in columns]
+    return np.stack(arrays, axis=1).astype(np.int64)

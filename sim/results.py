@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.types import ConfigError
+from traces.out_file import is_special
 
 SUMMARY = "summary.json"
 ERROR = "error.json"
@@ -57,16 +58,19 @@ def forget_run(folder: Path, *, tables: bool) -> None:
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Give a path to write to, which takes the name ``path`` when the block ends well, or vanishes."""
-    partial = partial_of(path)
+    special = is_special(path)
+    partial = path if special else partial_of(path)
     try:
         yield partial
-        os.replace(partial, path)
+        if not special:
+            os.replace(partial, path)
     except OSError as error:
         if error.filename == str(partial):  # speak of the file that is meant
             error.filename = str(path)
         raise
     finally:
-        partial.unlink(missing_ok=True)
+        if not special:
+            partial.unlink(missing_ok=True)
 
 
 def partial_of(path: Path) -> Path:

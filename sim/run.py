@@ -15,7 +15,8 @@ import shutil
 import sys
 import time
 import traceback
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ _LEFT_BY_HYDRA = ".hydra"
 _NOT_OURS = ("calibration", "placement", "published", "sweep", "usage")
 """Folders of ``conf/`` whose options are no groups of a run: other commands read them."""
 _started_s = int(time.time())  # whole seconds, as some file systems keep them
-_wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+_FULL_ERROR = "HYDRA_FULL_ERROR"
+_wants_traceback = os.environ.get(_FULL_ERROR) == "1"
 
 
 class _Outcome:
@@ -41,6 +43,10 @@ class _Outcome:
     failed = False
 
 
+class _RefusedError(BaseException):
+    """A sweep that must not begin; Hydra lets it pass, where it would take an Exception for a point's."""
+
+
 @hydra.main(version_base="1.3", config_path="../conf", config_name="config")
 def run(config: DictConfig) -> float | None:
     """Run one point; return tokens/s, the objective for any sweeper, or None if it could not run."""
@@ -48,6 +54,7 @@ def run(config: DictConfig) -> float | None:
     folder = Path(settings.runtime.output_dir)
     is_sweep = settings.mode == RunMode.MULTIRUN
     if is_sweep:
+        _refuse_foreign(Path(settings.sweep.dir).absolute(), folder)
         _Outcome.sweep_folder = Path(settings.sweep.dir).absolute()
     try:
         summary = _run_point(config, folder, is_sweep)
@@ -69,20 +76,24 @@ def run(config: DictConfig) -> float | None:
 
 def main(arguments: list[str]) -> int:
     """Run ``greenroom sim`` with these arguments; return the exit code."""
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra hands its errors to us
+    _Outcome.sweep_folder, _Outcome.failed = None, False  # of an earlier command of this process
     logging.raiseExceptions = False  # where the reader of --info has gone
     code = 0
     try:
         sys.argv = ["greenroom sim", *flags_first(arguments)]
-        if {"--help", "-h"} & set(sys.argv):
-            _print_help()
-        else:
-            run()
+        with _errors_handed_to_us():
+            if {"--help", "-h"} & set(sys.argv):
+                _print_help()
+            else:
+                run()
     except KeyboardInterrupt:
         code = 130
         _complain("interrupted")
     except BrokenPipeError:  # the reader of our output has gone: no mistake
         raise
+    except _RefusedError as error:
+        _complain(str(error))
+        code = 2
     except Exception as error:
         if _wants_traceback:
             raise
@@ -91,6 +102,30 @@ def main(arguments: list[str]) -> int:
     if _Outcome.sweep_folder is not None:
         code = max(code, _finish_sweep(_Outcome.sweep_folder))
     return max(code, 2 if _Outcome.failed else 0)
+
+
+def _refuse_foreign(sweep: Path, point: Path) -> None:
+    """Leave a folder of ``greenroom sweep`` alone, which would take these points for its own."""
+    if (sweep / "sweep.json").exists():
+        shutil.rmtree(point / _LEFT_BY_HYDRA, ignore_errors=True)
+        (sweep / "multirun.yaml").unlink(missing_ok=True)
+        raise _RefusedError(
+            f"hydra.sweep.dir = {sweep}: holds a sweep of `greenroom sweep`; give another folder"
+        )
+
+
+@contextmanager
+def _errors_handed_to_us() -> Iterator[None]:
+    """Have Hydra raise its errors instead of ending the process; later commands find all as it was."""
+    before = os.environ.get(_FULL_ERROR)
+    os.environ[_FULL_ERROR] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_FULL_ERROR]
+        else:
+            os.environ[_FULL_ERROR] = before
 
 
 def _print_help() -> None:

@@ -182,6 +182,6 @@ def written_page(path: str, meta: TraceMeta, rows: int, requests: int, size_byte
     """Return what was written, which says that it is synthetic."""
     shape = f"{meta.num_layers} layers of {meta.num_experts} experts, top-{meta.top_k}"
     return (
+        f"{meta.provenance.source}\n"
         f"{path}: SYNTHETIC, {rows} tokens of {requests} requests, {shape}, {size_bytes / 1e6:.1f} MB\n"
-        f"  {meta.provenance.source}\n"
     )

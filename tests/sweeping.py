@@ -15,7 +15,7 @@ from typing import Any
 from sim.results import ERROR, SUMMARY
 
 ROOT = Path(__file__).parents[1]
-FAILING_POLICIES = '''
+FAILING_POLICIES = r'''
 import os
 import signal
 import time
@@ -48,6 +48,24 @@ class Broken(LRU):
 
     def choose_victim(self, evictable, view):
         raise ZeroDivisionError("no good")
+
+
+class Rude(LRU):
+    """Does to its process what a policy should not."""
+
+    def __init__(self, how: str = "print") -> None:
+        super().__init__()
+        if how == "print":
+            print("HELLO", flush=True)
+            os.write(1, b"HELLO\n")
+        elif how == "interrupt":
+            raise KeyboardInterrupt
+        elif how == "base":
+            raise BaseException("of the lowest sort")
+        elif how == "strange":
+            raise ValueError("bad \udce9 and \x1b[31m\n" + "long" * 100_000)
+        elif how == "leave":
+            os.chdir("/")
 '''
 """A user's module, as ``my_policies.py`` in the folder where the sweep is begun."""
 
@@ -67,6 +85,7 @@ def user_folder(folder: Path) -> Path:
         ("deadly_once", "  times: 1\n  note: deaths_of_once\n"),
         ("slow", ""),
         ("broken", ""),
+        ("rude", "  how: print\n"),
     ):
         kind = name.partition("_")[0].capitalize()
         text = f"name: {name}\nscope: global\ncache:\n  _target_: my_policies.{kind}\n{params}"

@@ -176,6 +176,10 @@ MISTAKES = [
     (["~output"], "output: missing, must be given"),
     (["machine.link.h2d_bytes_per_s=1"], "146 years"),
     (["policy=lrv"], "policy = lrv: no such option; did you mean 'lru'?"),
+    (
+        ["trace=a/b.parquet"],
+        "trace = a/b.parquet: no such option; did you mean 'trace.path=a/b.parquet'?",
+    ),
     (["cache.ratoi=0.5"], "cache.ratoi: unknown key; did you mean 'cache.ratio'?"),
     (["cache.ratio="], "cache.ratio"),
     (["trace.path=nowhere.parquet"], "nowhere.parquet"),

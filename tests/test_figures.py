@@ -86,6 +86,24 @@ def test_the_band_reaches_from_the_forced_optimum_to_the_free_one() -> None:
     assert "Belady's optimum" in texts_of_legend(figure)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_band_spans_pools_by_layer_and_for_all_in_whatever_order(turned: bool) -> None:
+    scopes = {
+        "layer": {"belady_hit_rate": 0.5, "belady_forced_hit_rate": 0.3},
+        "global": {"belady_hit_rate": 0.6, "belady_forced_hit_rate": 0.4},
+    }
+    rows = [
+        run(scope, size, scope=scope, **optima)
+        for scope, optima in scopes.items()
+        for size in (0.25, 0.5)
+    ]
+    figure = draw_hit_rate(sweep_of(*(rows[::-1] if turned else rows)))
+    (band,) = figure.axes[0].collections
+    points = {(round(x, 6), round(y, 6)) for x, y in band.get_paths()[0].vertices}
+    assert points == {(25, 30), (25, 60), (50, 30), (50, 60)}
+    assert "band: over pools by global, layer" in figure.get_supxlabel()
+
+
 def test_without_the_optimum_there_is_no_band_and_the_caption_says_so() -> None:
     figure = draw_hit_rate(sweep_of(*three()))
     assert not figure.axes[0].collections
@@ -103,6 +121,13 @@ def test_bars_of_a_breakdown_add_up_to_the_time_of_a_token() -> None:
         widths[place] = widths.get(place, 0) + bar.get_width()
     assert [text.get_text() for text in axes.get_yticklabels()] == ["lru", "b", "belady"]
     assert [widths[place] for place in range(3)] == pytest.approx([100, 50, 1000 / 30])
+
+
+def test_a_breakdown_is_of_the_middle_size_at_which_many_ran() -> None:
+    drawn = [run("c", size, 50.0) for size in (0.3, 0.31, 0.32)]  # sizes of one run each
+    (axes,) = draw_stalls(sweep_of(*three(), *drawn)).axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["lru", "b", "belady"]
+    assert "25% of experts" in axes.get_xlabel()
 
 
 def test_a_breakdown_shows_each_cause_that_somebody_waits_for() -> None:
@@ -169,6 +194,28 @@ def test_a_tornado_has_a_bar_a_variant_and_says_why_others_have_none() -> None:
 # -- speed against bytes ---------------------------------------------------------------------------
 
 
+def test_many_sizes_have_marks_that_can_be_read() -> None:
+    sizes = [0.05 + 0.01 * number for number in range(80)]
+    rows = [run(policy, size, 10.0) for policy in ("lru", "b") for size in sizes]
+    for figure in (draw_throughput(sweep_of(*rows)), draw_relative(sweep_of(*rows))):
+        ticks = list(figure.axes[0].get_xticks())
+        assert 5 <= len(ticks) <= 9
+        assert set(ticks) <= {100 * size for size in sizes}
+
+
+def test_names_are_drawn_as_they_are_and_long_ones_leave_room(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    names = ("lru", "$\\frac{1}$", "🚀", "x" * 300)
+    rows = [run(name, size, 10.0) for name in names for size in (0.25, 0.5)]
+    figure = draw("throughput_by_cache", sweep_of(*rows))
+    assert rendered(figure, "svg") == rendered(figure, "svg")
+    labels = texts_of_legend(figure)
+    assert labels[:3] == list(names[:3])
+    assert len(labels[3]) == 40
+    assert not recwarn.list
+
+
 def test_nobody_beats_the_front_in_both() -> None:
     points = [(3.0, 5.0), (1.0, 2.0), (2.0, 2.0), (4.0, 5.0), (2.5, 9.0), (1.0, 1.0)]
     front = pareto_front(points)
@@ -187,6 +234,13 @@ def test_speed_is_drawn_against_bytes_of_a_token() -> None:
 
 
 # -- predicted against measured --------------------------------------------------------------------
+
+
+def test_marks_of_runs_that_move_nothing_are_whole() -> None:
+    rows = [run("lru", 0.25, 10.0), run("lru", 0.5, 20.0), run("b", 0.25, 5.0, h2d_bytes=0)]
+    few = [row | {"h2d_bytes": 0} for row in rows]
+    for case in (rows, few):
+        assert draw_pareto(sweep_of(*case)).axes[0].get_xlim()[0] < 0
 
 
 def test_a_validation_is_drawn_from_what_it_has_written() -> None:

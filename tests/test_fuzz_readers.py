@@ -29,7 +29,7 @@ from sim.mistakes import explain
 from traces.importers.formats import FORMATS
 
 ROOT = Path(__file__).parents[1]
-COUNT, SLOW_COUNT = 12, 1
+COUNT, SLOW_COUNT = 8, 0
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +94,7 @@ NOT_OTHERS = {
     "sim/completion_conf.py": "bundled options, and folders of a user's: any fault means no suggestion",
     "sim/completion_shapes.py": "its own cache: any fault means that it is made anew",
     "sim/speculation.py": "opens a simulated storage",
+    "sim/api.py": "a digest that it has written itself",
     "sim/api_inputs.py": "digests a file that it has just made",
     "sim/api_results.py": "tables of a run that it has just made",
     "sim/calibration.py": "a cost model's load",
@@ -124,6 +125,7 @@ NOT_OTHERS = {
 }
 """Modules with calls that look like reading, which read nothing that others may have written."""
 INDIRECT = {
+    "sim/sound_rows.py": "results",
     "traces/importers/torch_file.py": "sglang-recorder pt",
     "traces/importers/torch_pickle.py": "finemoe pkl",
     "traces/importers/npz_file.py": "moe-balance npz",

@@ -326,7 +326,7 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFix
     (broken / "summary.json").write_text(whole[: len(whole) // 2])
     assert "cannot be read, is it damaged?" in complaint(capsys, str(broken))
     (broken / "summary.json").write_text('{"policy": "lru"}')
-    assert "has no oracle" in complaint(capsys, str(broken))
+    assert "row 0 of the results has no trace" in complaint(capsys, str(broken))
     table = tmp_path / "results.parquet"
     write_sweep(tmp_path, [row()])
     table.write_bytes(table.read_bytes()[:-20])

@@ -89,3 +89,16 @@ def test_the_league_of_a_synthetic_trace_says_so(kind: str) -> None:
     console = Console(file=io.StringIO(), width=200)
     print_league(console, runs, *league(runs))
     assert ("League (a SYNTHETIC trace), speed" in console.file.getvalue()) == (kind == "synthetic")
+
+
+def test_wins_are_of_a_policy_with_its_parameters_and_shared_by_equals() -> None:
+    speeds = {("0.5", 0.25): 20.0, ("0.5", 0.5): 20.0, ("0.9", 0.25): 30.0, ("0.9", 0.5): 20.0}
+    decays = [
+        row("lfu", ratio, speed, overrides={"policy.cache.decay": decay})
+        for (decay, ratio), speed in speeds.items()
+    ]
+    base = [row("lru", ratio, 10.0) for ratio in (0.25, 0.5)]
+    _, standings = league(decays + base, "lru decay=-")
+    assert {standing.policy: standing.wins for standing in standings} == {
+        "lfu decay=0.9": 2, "lfu decay=0.5": 1, "lru decay=-": 0,
+    }  # fmt: skip

@@ -424,7 +424,7 @@ def test_data_files_are_not_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyP
         path.parent.mkdir(parents=True)
         subject.make(path)
         text = path.read_text()
-        for old in ("qwen3_30b_a3b", "0.5", "toy", "tiny", "fused"):
+        for old in ("qwen3_30b_a3b", "0.5", "toy", "tiny", "fused", "lru"):
             if old in text:
                 path.write_text(text.replace(old, lure))
                 try:

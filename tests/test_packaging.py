@@ -73,3 +73,14 @@ def test_both_commands_start_from_the_wheel(unpacked_wheel: Path, tmp_path: Path
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert "greenroom" in done.stdout
+
+
+def test_a_script_beside_a_folder_named_greenroom_imports_it(tmp_path: Path) -> None:
+    (tmp_path / "greenroom").mkdir()  # as a clone is, seen from the folder above it
+    script = tmp_path / "mine.py"
+    script.write_text("import greenroom\nprint(greenroom.load_trace.__name__)\n")
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={name: text for name, text in os.environ.items() if name != "PYTHONPATH"},
+    )  # fmt: skip
+    assert done.stdout == "load_trace\n", done.stderr

@@ -171,5 +171,7 @@ def test_optuna_says_nothing_and_keeps_its_settings(
 
 def test_without_optuna_one_line_tells_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ConfigError, match=r"not installed; pip install 'greenroom\[search\]'$"):
+    with pytest.raises(
+        ConfigError, match=r"not installed; pip install 'greenroom\[search\]', in a checkout: "
+    ):
         asked()

@@ -151,6 +151,22 @@ def test_another_sweep_in_the_folder_is_not_mixed_with_this_one(
     assert (len(outcome.rows), outcome.num_resumed) == (3, 0)
 
 
+def test_the_usual_hydra_way_leaves_such_a_folder_alone(
+    small_trace_file: Path, tmp_path: Path
+) -> None:
+    words = points_of(
+        small_trace_file, "cache.ratio=0.25,0.5", "sweep=serial", folder=tmp_path / "s"
+    )
+    run_sweep(words)
+    before = contents(tmp_path / "s")
+    other = ("-m", "cache.ratio=0.75,0.1", f"trace.path={small_trace_file}")
+    done = greenroom("sim", *other, f"hydra.sweep.dir={tmp_path / 's'}", cwd=tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "holds a sweep of `greenroom sweep`; give another folder" in line
+    assert contents(tmp_path / "s") == before
+
+
 def test_a_changed_trace_or_policy_makes_another_sweep(
     small_trace_file: Path, tmp_path: Path
 ) -> None:

@@ -41,6 +41,7 @@ def test_a_trace_of_a_named_model_from_a_fit(saved: Path, capsys) -> None:
     told = capsys.readouterr()
     assert "SYNTHETIC, 300 tokens of 3 requests, 26 layers of 64 experts, top-6" in told.out
     assert "Scaled to 26 layers" in told.out
+    assert told.out.splitlines()[-1].startswith(f"{out}: SYNTHETIC, "), "the last line says where"
     assert told.err == "greenroom synth: scaling to 26 layers of 64 experts\n"
 
 
@@ -112,8 +113,8 @@ def test_the_recording_is_never_written_over(tmp_path: Path, capsys) -> None:
         ("--fit b.json --out o.parquet --rank 3", "--rank and --fit: the fit is made already"),
         ("--fit toy_fit.json --out o.pq", "--out is o.pq: must end in .parquet"),
         (
-            "--fit toy_fit.json --out o.parquet --tokens 99999999999999999999",
-            "o.parquet: 1e+20 rows of",
+            "--fit toy_fit.json --out o.parquet --tokens 9000000000000000000",
+            "o.parquet: 9e+18 rows of",
         ),
         (
             "--fit toy_fit.json --out o.parquet --requests 1000000000000000 --output-tokens 9",

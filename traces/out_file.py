@@ -44,12 +44,22 @@ def whole_file(path: Path) -> Iterator[Path]:
 
     Nothing stays behind otherwise. What the system refuses is a TraceError that names ``path``.
     """
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    special = is_special(path)
+    temporary = path if special else path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
         yield temporary
-        temporary.replace(path)
+        if not special:
+            temporary.replace(path)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else " ".join(str(error).split())
         raise TraceError(f"{path}: {reason}") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        if not special:
+            temporary.unlink(missing_ok=True)
+
+
+def is_special(path: Path) -> bool:
+    """Tell whether a path is a device, a pipe or the like, which is written to and must not be replaced."""
+    if path.absolute().parts[1:2] in (("dev",), ("proc",)):
+        return True
+    return path.exists() and not path.is_file() and not path.is_dir()

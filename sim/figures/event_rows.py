@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.events import EVENT_COLUMNS, Kind, Lane
+from sim.events import COUNTER_COLUMNS, EVENT_COLUMNS, Kind, Lane
 from sim.figures.source import NotDrawableError, Source
 from sim.result_tables import StoredTable
-from sim.results import EVENTS
+from sim.results import COUNTERS, EVENTS
 from sim.types import ConfigError
 
 Rows = NDArray[np.int64]
@@ -55,7 +56,7 @@ def rows_in(source: Source, span: tuple[int, int], most: int) -> Rows:
     Raises NotDrawableError for more than ``most``.
     """
     kept, number = [np.empty((0, len(EVENT_COLUMNS)), np.int64)], 0
-    for block in StoredTable(events_path(source)):
+    for block in blocks(source, EVENTS):
         inside = (block[:, START] < span[1]) & (block[:, END] > span[0])
         inside &= block[:, LANE] != Lane.CACHE
         number += int(inside.sum())
@@ -79,7 +80,7 @@ def moves_of_layer(source: Source, layer: int) -> Rows:
     Raises NotDrawableError for the tables of an older version, which do not say so.
     """
     found = _chosen(source, layer, _MOVES)
-    if not len(found) and source.run["inserts"] and not _has_moves(source):
+    if not len(found) and source.run.get("inserts") and not _has_moves(source):
         raise NotDrawableError(
             "needs rows of experts that enter and leave the cache, which this events.parquet lacks: "
             "run it again"
@@ -88,17 +89,23 @@ def moves_of_layer(source: Source, layer: int) -> Rows:
 
 
 def _has_moves(source: Source) -> bool:
-    return any(np.isin(block[:, KIND], _MOVES).any() for block in _blocks(source))
+    return any(np.isin(block[:, KIND], _MOVES).any() for block in blocks(source, EVENTS))
 
 
-def _blocks(source: Source) -> StoredTable:
-    return StoredTable(events_path(source))
+def blocks(source: Source, name: str) -> Iterator[Rows]:
+    """Yield the rows of a run's events or counters; ConfigError for a table with other columns."""
+    columns = {EVENTS: EVENT_COLUMNS, COUNTERS: COUNTER_COLUMNS}[name]
+    path = source.table(name)
+    table = StoredTable(path)
+    if table.columns() != columns:
+        raise ConfigError(f"{path}: has not the columns {', '.join(columns)}: is it damaged?")
+    yield from table
 
 
 def _chosen(source: Source, layer: int, kinds: tuple[Kind, ...]) -> Rows:
     kept = [np.empty((0, len(EVENT_COLUMNS)), np.int64)]
     layers = 0
-    for block in _blocks(source):
+    for block in blocks(source, EVENTS):
         layers = max(layers, int(block[:, LAYER].max(initial=-1)) + 1)
         kept.append(block[(block[:, LAYER] == layer) & np.isin(block[:, KIND], kinds)])
     if not 0 <= layer < layers:
@@ -123,8 +130,12 @@ def spells(moves: Rows, end_ns: int) -> dict[int, list[tuple[int, int]]]:
         if row[KIND] == Kind.ENTER:
             since[expert] = now_ns
             found.setdefault(expert, [])
-        else:
+        elif expert in since:
             found[expert].append((since.pop(expert), now_ns))
+        else:
+            raise ConfigError(
+                f"{EVENTS}: is damaged: expert {expert} leaves the cache at {now_ns} ns, and had not come"
+            )
     for expert, begin_ns in since.items():
         found[expert].append((begin_ns, max(end_ns, begin_ns)))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from sim.figures.source import NotDrawableError
+from sim.figures.stalls import shortened
 from sim.labels import Row, value
 from sim.league import kind_of, names_of, setting_fields
 from sim.plot_style import COLUMN, PAGE, new_panels
@@ -23,6 +25,7 @@ _FEW_LINES = 6
 """Up to so many have their legend above a column of a paper; more have it beside, over the whole page."""
 _LEGEND_ROW = 0.155
 _MOST_TICKS = 8
+_LONGEST_TITLE = 60
 _VARIANTS = "sDv^oPXph"
 _MARKS = {"oracle": " (oracle)", "lossy": " (lossy)", "lossless": ""}
 Number = Callable[[Row], float | None]
@@ -40,7 +43,7 @@ class Line:
     @property
     def label(self) -> str:
         """Its name, and what game it plays."""
-        return f"{self.name}{_MARKS[self.kind]}"
+        return f"{shortened(self.name)}{_MARKS[self.kind]}"
 
     def handle(self) -> Line2D:
         """Return its entry of a legend."""
@@ -155,7 +158,7 @@ def draw_by_size(
         for name, line in lines.items():
             own = [row for row in members if by_name[id(row)] == name]
             _draw_line(axes, line, [(row["cache_ratio"], number(row)) for row in own])
-        axes.set_title(title)
+        axes.set_title(shortened(title, _LONGEST_TITLE))
         from_zero(axes)
         size_axis(axes, members)
     label_edges(grid, "experts in GPU memory (%)", ylabel)
@@ -177,12 +180,13 @@ def from_zero(axes: Axes) -> None:
 def size_axis(axes: Axes, rows: Sequence[Row]) -> None:
     """Mark a horizontal axis at the cache sizes, as far as they can be read."""
     sizes = sorted({100 * row["cache_ratio"] for row in rows})
-    span = sizes[-1] - sizes[0]
-    kept: list[float] = []
-    for size in sizes:
-        if not kept or size - kept[-1] > span / _MOST_TICKS:
-            kept.append(size)
-    axes.set_xticks(kept, [f"{size:.3g}" for size in kept])
+    places = sizes if axes.get_xscale() == "linear" else [math.log(size) for size in sizes if size]
+    sizes = sizes[len(sizes) - len(places) :]
+    kept: list[int] = []
+    for number, place in enumerate(places):
+        if not kept or place - places[kept[-1]] > (places[-1] - places[0]) / _MOST_TICKS:
+            kept.append(number)
+    axes.set_xticks([sizes[n] for n in kept], [f"{sizes[n]:.3g}" for n in kept])
 
 
 def label_edges(grid: Sequence[Axes], xlabel: str, ylabel: str) -> None:

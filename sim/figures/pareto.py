@@ -22,6 +22,8 @@ from sim.plot_style import caption
 
 _LOG_FROM = 20.0
 """Bytes that span more than this factor are drawn on a logarithmic axis."""
+_ROOM = 0.035
+"""Of the axis, beyond 0, for the marks of runs that move nothing."""
 
 
 def draw_pareto(source: Source, wanted: Wanted | None = None) -> Figure:
@@ -84,7 +86,8 @@ def _scale(axes: Axes, rows: Sequence[Row]) -> None:
     moved = [moved_mb(row) for row in rows]
     least = min((value for value in moved if value > 0), default=1.0)
     if max(moved) <= _LOG_FROM * least:
-        axes.set_xlim(0, 1.06 * max(moved) or 1)
+        right = 1.06 * max(moved) or 1.0
+        axes.set_xlim(-_ROOM * right if min(moved) < _ROOM * right else 0, right)
         return
     axes.set_xscale("symlog", linthresh=least)  # 0 has a place too
     axes.set_xlim(-0.1 * least if min(moved) < least else least / 1.3, 1.5 * max(moved))

@@ -101,7 +101,7 @@ def published_figure(found: Sequence[Outcome]) -> Figure:
     edge = min(_MOST_SHOWN, max(_LEAST_SHOWN, 1.1 * largest))
     _closeness(panels["close"], rows, edge)
     _errors(panels["errors"], rows, edge)
-    figure.legend(handles=_handles(rows), loc="outside upper left", ncols=5)
+    figure.legend(handles=_handles(rows), loc="outside upper left", ncols=5, columnspacing=1.0)
     text = "machine, model and engine files as they come; *: inputs are not fully known"
     if any(outcome.interval.low is not None for outcome in rows):
         text += f"; bars: {SHARE:.0%} interval, from the errors on rows left out of the fit"

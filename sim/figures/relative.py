@@ -16,8 +16,10 @@ from sim.figures.panels import (
     need_sizes,
     panels_with_legend,
     settings_by_title,
+    size_axis,
 )
 from sim.figures.source import NotDrawableError, Source, Wanted
+from sim.figures.stalls import shortened
 from sim.figures.standings import check_baseline
 from sim.labels import Row
 from sim.league import names_of, usual_baseline
@@ -63,7 +65,7 @@ def relative_figure(rows: Sequence[Row], baseline: str) -> Figure:
             by_name.setdefault(named[id(row)], []).append(row)
         _panel(axes, by_name, baseline, lines)
         axes.set_title(title)
-    label_edges(grid, "experts in GPU memory (%)", f"speed over {baseline}'s")
+    label_edges(grid, "experts in GPU memory (%)", f"speed over {shortened(baseline)}'s")
     caption(figure, rows)
     return figure
 
@@ -82,8 +84,7 @@ def _panel(
             axes.plot(sizes, ratios, **lines[name].style(), label=lines[name].label)
         else:
             axes.plot(sizes, ratios, color=_FIELD, linewidth=0.8, zorder=1)
-    ticks = sorted(100 * size for size in base)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [f"{tick:.4g}" for tick in ticks])
+    size_axis(axes, [row for own in by_name.values() for row in own if row["cache_ratio"] in base])
     axes.minorticks_off()
     from_zero(axes)

@@ -17,6 +17,7 @@ from sim.figures.event_rows import (
     EXPERT,
     START,
     STEP,
+    blocks,
     check_window,
     moves_of_layer,
     span_ns,
@@ -28,7 +29,6 @@ from sim.figures.heatmap import steps_of_request
 from sim.figures.source import NotDrawableError, Source, Wanted
 from sim.plot_style import PAGE, caption
 from sim.policy_looks import SKY, VERMILION
-from sim.result_tables import StoredTable
 from sim.results import COUNTERS
 
 MOST_SPELLS = 20_000
@@ -144,7 +144,7 @@ def _draw_bytes(
 ) -> list[Artist]:
     """Draw the bytes of the whole cache, those on their way included, as they were sampled."""
     kept = [np.empty((0, 4), np.int64)]
-    for block in StoredTable(source.table(COUNTERS)):
+    for block in blocks(source, COUNTERS):
         kept.append(block[(block[:, 1] == Counter.CACHE_BYTES) & (block[:, 0] <= span[1])])
     rows = np.concatenate(kept)
     units = np.unique(rows[:, 2])

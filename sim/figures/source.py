@@ -21,9 +21,9 @@ from sim.results import (
     STEPS,
     SUMMARY,
     read_json,
-    read_rows,
 )
 from sim.settings import did_you_mean
+from sim.sound_rows import sound_rows
 from sim.types import ConfigError
 
 RUN, SWEEP, VALIDATION, PUBLISHED, TRACE = "run", "sweep", "validation", "published", "trace"
@@ -118,12 +118,20 @@ class Source:
             raise NotDrawableError(f"needs {name} in the folder of the run of {run['policy']}{how}")
         return path
 
-    def column(self, name: str, column: str) -> NDArray[Any]:
-        """Return a column of a run's table (words as text)."""
+    def column(self, name: str, column: str) -> NDArray[np.int64]:
+        """Return a column of whole numbers of a run's table; ConfigError where it holds none."""
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        found = pq.read_table(self.table(name), columns=[column]).column(0)
-        return np.asarray(found.to_pylist() if "string" in str(found.type) else found.to_numpy())
+        path = self.table(name)
+        try:
+            found = pq.read_table(path, columns=[column]).column(column)
+            if not len(found) or found.null_count:
+                raise ValueError(f"column {column} has no rows, or rows without a number")
+            return np.asarray(found.cast(pa.int64()).to_numpy(), np.int64)
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            told = f"{path}: cannot be read, is it damaged? ({error})"
+            raise ConfigError(told) from error
 
     @cached_property
     def steps(self) -> dict[str, NDArray[np.int64]]:
@@ -132,8 +140,8 @@ class Source:
         return {name: self.column(STEPS, name) for name in names}
 
     @cached_property
-    def requests(self) -> dict[str, NDArray[Any]]:
-        """Columns of a run's requests, [num_requests]."""
+    def requests(self) -> dict[str, NDArray[np.int64]]:
+        """Columns of a run's requests, int64[num_requests]."""
         names = ("request_id", "start_ns", "end_ns")
         return {name: self.column(REQUESTS, name) for name in names}
 
@@ -169,12 +177,12 @@ def open_source(path: Path) -> Source:
             if (path / name).is_file():
                 return open_source(path / name)
         kind = RUN if (path / SUMMARY).is_file() else SWEEP
-        return Source(kind, read_rows(path), path)
+        return Source(kind, sound_rows(path), path)
     if path.suffix == ".json" and path.name != SUMMARY:
         return _validation(path)
     if path.suffix == ".csv":
         return _published(path)
-    rows = read_rows(path)
+    rows = sound_rows(path)
     return Source(RUN if path.name == SUMMARY else SWEEP, rows, path.parent)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
@@ -61,8 +62,12 @@ def draw_stalls(source: Source, wanted: Wanted | None = None) -> Figure:
 
 
 def of_middle_size(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of the middle cache size, the lower of two."""
-    sizes = sorted({row["cache_ratio"] for row in rows})
+    """Return the rows of the middle cache size, the lower of two.
+
+    Sizes of less than half the runs that another size has do not count: of drawn sizes most have few.
+    """
+    runs = Counter(row["cache_ratio"] for row in rows)
+    sizes = sorted(size for size, count in runs.items() if 2 * count >= max(runs.values()))
     return [row for row in rows if row["cache_ratio"] == sizes[(len(sizes) - 1) // 2]]
 
 

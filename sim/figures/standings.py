@@ -80,7 +80,9 @@ def league_figure(rows: Sequence[Row], baseline: str, standings: Sequence[Standi
     axes.set_yticks(range(len(shown)), [shortened(s.policy, _LONGEST) for s in shown])
     axes.set_ylim(-0.6, len(shown) - 0.4)
     axes.set_xlim(0, 1.03 * max(max(s.best, s.mean) for s in shown))
-    axes.set_xlabel(f"speed over {baseline}'s: geometric mean; line: worst to best setting")
+    axes.set_xlabel(
+        f"speed over {shortened(baseline, _LONGEST)}'s: geometric mean; line: worst to best setting"
+    )
     axes.grid(axis="y", visible=False)
     _write_numbers(numbers, shown)
     if len(kinds) > 1:

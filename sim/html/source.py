@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sim.labels import Row, how
-from sim.results import CONFIG, ERROR, SUMMARY, TABLE, read_json, read_rows
+from sim.results import CONFIG, ERROR, SUMMARY, TABLE, read_json
+from sim.sound_rows import sound_rows
 from sim.types import ConfigError
 
 RUN, SWEEP, ROWS = "run", "sweep", "table"
@@ -71,33 +72,12 @@ def open_source(path: Path) -> Source:
     if path.name == SUMMARY and path.is_file():
         path = path.parent
     if path.is_file():
-        return Source(path, ROWS, _rows(path), digests=[path])
+        return Source(path, ROWS, sound_rows(path), digests=[path])
     return _run(path) if (path / SUMMARY).exists() else _sweep(path)
 
 
-def _rows(path: Path) -> list[Row]:
-    """Return the rows of a source; refuse those that lack what every row has."""
-    rows: list[Row] = list(read_rows(path))
-    for number, row in enumerate(rows):
-        texts = {name: row[name] for name in _LISTS if isinstance(row.get(name), str)}
-        if texts:  # a table of an earlier version
-            row = {**row, **{name: json.loads(text) for name, text in texts.items()}}
-            rows[number] = row
-        lacking = [name for name in _NEEDED if name not in row]
-        if lacking:
-            raise ConfigError(f"{path}: row {number} of the results has no {lacking[0]}")
-    return rows
-
-
-_LISTS = ("notes", "roofline", "what_if")
-_NEEDED = (
-    *("policy", "oracle", "lossy", "model", "machine", "engine", "trace", "batch_size"),
-    *("cache_ratio", "tokens_per_s", "total_ns", "bottleneck", "notes", "provenance"),
-)
-
-
 def _run(path: Path) -> Source:
-    row = _rows(path)[0]
+    row = sound_rows(path)[0]
     name = "replay" if how(row) == "measured" else "sim"
     told = _yaml(path / _HYDRA_RUN / "overrides.yaml")
     given = told if isinstance(told, list) else _overrides(row)
@@ -124,7 +104,7 @@ def _own_folders(path: Path) -> list[str]:
 def _sweep(path: Path) -> Source:
     failed = _failed(path)
     try:
-        rows = _rows(path)
+        rows = sound_rows(path)
     except ConfigError as error:
         if not failed or (path / TABLE).exists():
             raise

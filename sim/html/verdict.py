@@ -133,8 +133,15 @@ def _points(rows: Sequence[Row], main: Contest) -> str:
     return (
         f"The fastest {_RUNS[main.kind]} of {number_of(len(rows), 'run')} is {best['policy']} at "
         f"{setting_words(fields, values)}: {best['tokens_per_s']:.1f} tokens/s; it is "
-        f"{bound_by([best])}; policies are not compared, for no two of a class ran in the same settings."
+        f"{bound_by([best])}; policies are not compared, for {_apart(main)}."
     )
+
+
+def _apart(main: Contest) -> str:
+    """Say why no winner can be named."""
+    if any(len(setting.of(main.kind)) > 1 for setting in main.settings):
+        return "no setting has all of them (the league compares those that share settings with the baseline)"
+    return "no two of a class ran in the same settings"
 
 
 # -- several policies ------------------------------------------------------------------------------

@@ -7,14 +7,18 @@ a point is a file of its own, so that a worker that dies loses no more than the 
 from __future__ import annotations
 
 import json
+import os
+import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sim.results import ERROR, SUMMARY, clear_leftovers, write_text
 
+_LONGEST = 1200
 CRASH, MISTAKE = "crash", "mistake"
 """Why a point has no result: what may go well another time, and what cannot."""
 
@@ -75,7 +79,7 @@ def run_chunk(chunk: Chunk) -> None:
 
 
 def run_one(chunk: Chunk, point: Point) -> None:
-    """Run one point; whatever goes wrong there is its result."""
+    """Run one point; whatever goes wrong there is its result, but for Ctrl-C."""
     from sim.mistakes import explain
     from sim.point import run_point
 
@@ -83,17 +87,48 @@ def run_one(chunk: Chunk, point: Point) -> None:
     folder = Path(chunk.folder) / str(point.number)
     clear_leftovers(folder)
     try:
-        run_point(config, folder, point.overrides, tables=chunk.tables)
-    except Exception as error:
+        with _by_itself():
+            run_point(config, folder, point.overrides, tables=chunk.tables)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a policy may raise what it likes
         kind = CRASH if isinstance(error, MemoryError | OSError) else MISTAKE
-        record_error(Path(chunk.folder), point, explain(error) or _defect(error), kind)
+        told = explain(error) if isinstance(error, Exception) else None
+        record_error(Path(chunk.folder), point, told or _defect(error), kind)
 
 
-def _defect(error: Exception) -> str:
+@contextmanager
+def _by_itself() -> Iterator[None]:
+    """Keep what a policy of the user's own does to the process from the points that follow.
+
+    It may go to another folder, where relative paths mean others; and what it prints is no result.
+    """
+    here = os.getcwd()
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        with suppress(OSError):  # its own folder is gone
+            os.chdir(here)
+
+
+def _defect(error: BaseException) -> str:
     """Tell of what nobody has foreseen, and where it is: in a policy of the user's own, or here."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+    try:
+        said = str(error)
+    except Exception:  # of whatever kind: it says nothing then
+        said = ""
+    return f"{type(error).__name__}: {_plain(said)}{where}"
+
+
+def _plain(text: str) -> str:
+    """Return a text as one line of bounded length that every file and every terminal can take."""
+    line = "".join(sign if sign.isprintable() else "?" for sign in " ".join(text.split()))
+    return (
+        line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 4 :]}"
+    )
 
 
 def record_error(sweep: Path, point: Point, message: str, kind: str) -> None:
@@ -101,7 +136,7 @@ def record_error(sweep: Path, point: Point, message: str, kind: str) -> None:
     folder = sweep / str(point.number)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUMMARY).unlink(missing_ok=True)
-    told = {"overrides": list(point.overrides), "error": message, "kind": kind}
+    told = {"overrides": list(point.overrides), "error": _plain(message), "kind": kind}
     write_text(folder / ERROR, json.dumps(told, indent=1) + "\n")
 
 

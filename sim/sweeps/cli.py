@@ -125,7 +125,7 @@ def _sweep(options: Any, folder: list[Path]) -> int:
     def on_start(started: Question) -> None:
         folder.append(started.folder)
         _say(
-            f"{started.search.num_points} points, engine {started.settings.engine}, into {started.folder}"
+            f"{_points(started.search.num_points)}, engine {started.settings.engine}, into {started.folder}"
         )
 
     outcome = run_sweep(words, options.config_dirs, bar=sweep_bar, on_start=on_start)
@@ -165,17 +165,21 @@ def _tell(outcome: Any, settings: Any) -> int:
 
     rows, failed = outcome.rows, outcome.failed
     if outcome.num_resumed:
-        _say(f"{outcome.num_resumed} of {outcome.num_points} points had a result already")
+        _say(f"{outcome.num_resumed} of {_points(outcome.num_points)} had a result already")
     for row in failed[:_MOST_ERRORS]:
         _say(f"point {row['point']} failed: {' '.join(row['overrides'])}: {row['error']}")
     if failed:
         more = f", all in {outcome.folder / 'errors.csv'}" if len(failed) > _MOST_ERRORS else ""
-        _say(f"{len(failed)} of {outcome.num_points} points failed{more}")
+        _say(f"{len(failed)} of {_points(outcome.num_points)} failed{more}")
     if rows and settings.search == "optuna":
         print(_best(rows, settings))
     if rows:
         print_sweep(rows, outcome.folder)
     return 2 if failed or not rows else 0
+
+
+def _points(number: int) -> str:
+    return "1 point" if number == 1 else f"{number} points"
 
 
 def _best(rows: Sequence[dict[str, Any]], settings: Any) -> str:

@@ -130,6 +130,12 @@ class _Run:
             if self._engine is not None:
                 self._engine.close()
         rows, failed = self._store.rows(self._numbers), self._store.errors(self._numbers)
+        lost = len(self._numbers) - len(rows) - len(failed)
+        if lost:
+            raise ConfigError(
+                f"sweep.dir = {self._store.folder}: results of {lost} points were taken away while the "
+                "sweep ran; must be left alone"
+            )
         self._store.publish(rows, failed)
         return Outcome(self._store.folder, rows, failed, search.num_points, self._resumed)
 

@@ -14,7 +14,7 @@ _EPILOG = """examples:
   greenroom sweep policy=lru,saem machine=rtx4090,gh200 sweep.dry_run=true
   greenroom sweep policy=saem 'cache.ratio=interval(0.05,0.9)' sweep.search=lhs sweep.points=100
   greenroom sweep --resume multirun/2026-11-30/12-00-00     go on with a sweep that was stopped
-  greenroom sweep sweep=slurm sweep.partition=gpu +experiment=demo
+  greenroom sweep sweep=slurm sweep.partition=cpu +experiment=demo
   greenroom sweep sweep=ray sweep.address=auto +experiment=demo
 
 Words are those of `greenroom sim -m`: GROUP=OPTION,OPTION and KEY=VALUE,VALUE. How the sweep is done:

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 _MOST_DRAWN = 10
-INSTALL = "pip install 'greenroom[search]'"
+INSTALL = (
+    "pip install 'greenroom[search]', in a checkout: pip install -c constraints.txt -e '.[search]'"
+)
 
 
 class OptunaSearch:

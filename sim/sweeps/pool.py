@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_any
 from typing import Any
@@ -23,9 +24,11 @@ from typing import Any
 from sim.sweeps.chunk import Chunk
 from sim.sweeps.elsewhere import Home, home, run_elsewhere
 from sim.sweeps.engine import Ended
+from sim.types import ConfigError
 
 _LOADED_BEFOREHAND = ["sim.sweeps.chunk", "sim.point", "sim.simulate", "sim.mistakes"]
 _STOP_S = 2.0
+_ATTEMPTS, _PAUSE_S = 20, 0.1
 
 
 def cores() -> int:
@@ -41,9 +44,7 @@ class _Worker:
     def __init__(self, context: Any) -> None:
         self.chunk: Chunk | None = None
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, home()), daemon=True)
-        with _without_main():
-            self.process.start()
+        self.process = _started(context, theirs)
         theirs.close()
 
     def run(self, chunk: Chunk) -> None:
@@ -90,6 +91,24 @@ class _Worker:
             self.process.join()
 
 
+def _started(context: Any, pipe: Connection) -> Any:
+    """Return a process that serves a pipe; a server process that has died is replaced.
+
+    It may have been killed and not be known to be dead yet, so there are several attempts.
+    """
+    for _ in range(_ATTEMPTS):
+        process = context.Process(target=_serve, args=(pipe, home()), daemon=True)
+        try:
+            with _without_main(), _without_ctrl_c():
+                process.start()
+        except (OSError, EOFError) as error:
+            why = error
+            time.sleep(_PAUSE_S)
+        else:
+            return process
+    raise ConfigError(f"sweep.engine = pool: no worker can be started: {why}") from why
+
+
 class PoolEngine:
     """Runs so many chunks at one time, each in a process of this machine.
 
@@ -124,17 +143,16 @@ class PoolEngine:
         things = [thing for w in busy for thing in (w.pipe, w.process.sentinel)]
         wait_for_any(things, timeout_s)
         ended = [end for end in (worker.ended() for worker in busy) if end is not None]
-        for worker in [worker for worker in self._staff if not worker.process.is_alive()]:
-            if worker.chunk is None:
-                worker.stop()
-                self._staff.remove(worker)
         self._hand_out()
         return ended
 
     def _hand_out(self) -> None:
         """Give waiting chunks to idle workers, hiring as many as there may be."""
-        for worker in self._staff:
-            if worker.chunk is None and self._waiting and worker.process.is_alive():
+        for worker in [worker for worker in self._staff if worker.chunk is None]:
+            if not worker.process.is_alive():
+                worker.stop()
+                self._staff.remove(worker)
+            elif self._waiting:
                 worker.run(self._waiting.popleft())
         while self._waiting and len(self._staff) < self.workers:
             worker = _Worker(self._context)
@@ -155,6 +173,10 @@ class PoolEngine:
 def _serve(pipe: Connection, home: Home) -> None:
     """Run chunks as they come, until there are no more or the sweep's process is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the sweep's process decides
+    if (
+        sys.stdout is not None and sys.stderr is not None
+    ):  # None: closed, and the number another file's
+        os.dup2(2, 1)  # what a policy prints is no result
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
@@ -162,8 +184,15 @@ def _serve(pipe: Connection, home: Home) -> None:
             chunk = pipe.recv()
         except (EOFError, OSError):
             return
-        run_elsewhere(chunk, home)
-        pipe.send(None)
+        why = None
+        try:
+            run_elsewhere(chunk, home)
+        except KeyboardInterrupt:  # no Ctrl-C, which is not heeded here: the point raises it
+            why = "KeyboardInterrupt"
+        try:
+            pipe.send(why)
+        except OSError:  # taken for dead, and replaced
+            return
 
 
 def _end_with_parent() -> None:
@@ -173,6 +202,23 @@ def _end_with_parent() -> None:
         parent.join()
         time.sleep(0.05)
         os._exit(1)
+
+
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C wait while a worker starts; the server process is born with it blocked, and stays so.
+
+    It would break off what the server loads beforehand, with a traceback.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # whose own start would let it through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

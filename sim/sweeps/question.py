@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -68,7 +69,8 @@ def question_of(arguments: Sequence[str], config_dirs: Sequence[str] = ()) -> Qu
     options_of = partial(options_of_hydra, folders=folders_of(words))
     texts = {key: str(value) for key, value in params.items()}
     search = search_of(rest, texts, settings, options_of)
-    folder = Path(settings.dir or str(config.hydra.sweep.dir)).expanduser().absolute()
+    named = Path(settings.dir or str(config.hydra.sweep.dir)).expanduser()
+    folder = Path(os.path.abspath(named))
     return Question(rest, settings, search, Composer([*hydra, *search.fixed]), folder)
 
 

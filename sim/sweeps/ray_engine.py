@@ -139,7 +139,8 @@ def _ray() -> Any:
         if error.name != "ray":
             raise
         raise ConfigError(
-            "sweep.engine = ray: ray is not installed; pip install 'greenroom[ray]'"
+            "sweep.engine = ray: ray is not installed; pip install 'greenroom[ray]', in a checkout:"
+            " pip install -c constraints.txt -e '.[ray]'"
         ) from None
     return ray
 

@@ -263,7 +263,8 @@ def _submitit() -> Any:
         if error.name != "submitit":
             raise
         raise ConfigError(
-            "sweep.engine = slurm: submitit is not installed; pip install 'greenroom[slurm]'"
+            "sweep.engine = slurm: submitit is not installed; pip install 'greenroom[slurm]', in a checkout:"
+            " pip install -c constraints.txt -e '.[slurm]'"
         ) from None
     logging.getLogger("submitit").setLevel(logging.CRITICAL)  # it would write to stdout
     return submitit

@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from sim.point import overridden
-from sim.results import ERROR, SUMMARY, TABLE, read_json, whole_file, write_sweep, write_text
+from sim.results import (
+    ERROR,
+    SUMMARY,
+    TABLE,
+    clear_leftovers,
+    read_json,
+    whole_file,
+    write_sweep,
+    write_text,
+)
 from sim.sweeps.chunk import CRASH, Point, has_result
 from sim.types import ConfigError
 
@@ -52,6 +61,7 @@ class Store:
 
         Raises ConfigError if the folder holds something else, unless that may be overwritten.
         """
+        clear_leftovers(self.folder)
         found = self.about()
         if found is not None:
             changed = _changed(found.get("identity"), about["identity"])
@@ -152,7 +162,7 @@ def _told(file: Path) -> dict[str, Any]:
 
 
 def _write_errors(file: Path, errors: Sequence[Mapping[str, Any]]) -> None:
-    with file.open("w", newline="", encoding="utf-8") as opened:
+    with file.open("w", newline="", encoding="utf-8", errors="backslashreplace") as opened:
         writer = csv.writer(opened)
         writer.writerow(("point", "overrides", "error", "kind"))
         for row in errors:
