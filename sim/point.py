@@ -47,6 +47,7 @@ def run_point(
         summary, _ = simulate(config, folder if tables else None, seen, keep_rows=False)
     summary["overrides"] = overridden(overrides)
     forget_run(folder, tables=not tables)
+    folder.mkdir(parents=True, exist_ok=True)
     _add_extras(config, folder, summary, bar)
     _finish(config, folder, summary, tables)
     return summary

@@ -45,6 +45,16 @@ def test_the_table_holds_every_point_and_reads_as_the_summaries(swept: Path) -> 
         assert [int(line["point"]) for line in csv.DictReader(file)] == list(range(6))
 
 
+def test_what_is_asked_for_beside_the_tables_is_left_without_them_too(
+    small_trace_file: Path, tmp_path: Path
+) -> None:
+    asked = ("sweep=serial", "output.roofline=true", "output.what_if=true")
+    outcome = run_sweep(points_of(small_trace_file, *asked, folder=tmp_path / "s"))
+    assert not outcome.failed
+    names = {file.name for file in (tmp_path / "s" / "0").iterdir()}
+    assert names == {"summary.json", "roofline.csv", "whatif.csv"}
+
+
 def test_a_point_alone_leaves_its_summary_and_with_tables_all_that_a_run_leaves(
     swept: Path, small_trace_file: Path, tmp_path: Path
 ) -> None:
