@@ -295,6 +295,8 @@ def _solver() -> Any:
     try:
         from scipy.optimize import least_squares
     except ImportError as error:
-        rule = "is not installed, must be for a fit: pip install 'greenroom[fit]'"
-        raise HardwareError(f"fit: scipy: {rule}") from error
+        raise HardwareError(
+            "fit: scipy is not installed; pip install 'greenroom[fit]', in a checkout: "
+            "pip install -c constraints.txt -e '.[fit]'"
+        ) from error
     return least_squares

@@ -12,6 +12,7 @@ ASSUMED = {
 }
 ORACLES = ASSUMED | {
     *("belady", "belady_bypass", "lru_union_oracle", "prefetch_perfect", "stage_oracle"),
+    "stage_oracle_fixed",
 }
 WANT_LOGITS = {"cache_prior", "cumulative_sum", "max_rank"}
 LOSSY = WANT_LOGITS | {

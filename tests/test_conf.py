@@ -63,7 +63,10 @@ def test_every_experiment_composes(experiment: str) -> None:
             "policy/lru: cache._target_ = sim.polices.LRU: must be a class of sim.policies",
         ),
         ("policy.cache._target_=LRU", "cache._target_ = LRU: must name a class, as package.module"),
-        ("policy.cache._target_=sim.policies.classic", "sim.policies.classic: no such class"),
+        (
+            "policy.cache._target_=sim.policies.classic",
+            "sim.policies.classic: must be a CachePolicy",
+        ),
         ("+policy.cache.size=3", "policy/lru: cache.size: sim.policies.classic.LRU has no such"),
         ("trace.path=null", "trace.path = None: must be a text that is not empty"),
         ("trace.path=pkg://nosuch/x", "trace.path = pkg://nosuch/x: no such package"),

@@ -113,6 +113,8 @@ def test_every_figure_is_named_with_the_command_that_makes_it() -> None:
     for file in (ROOT / "docs").glob("*.md"):
         text = file.read_text(encoding="utf-8")
         for figure in figures_of(text):
+            if figure.endswith(".svg"):  # a drawing
+                continue
             assert figure in commands or "greenroom plot" in text or "greenroom report" in text, (
                 figure
             )

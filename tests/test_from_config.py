@@ -202,7 +202,7 @@ def test_a_mistake_is_one_line(
     file.write_text(json.dumps({**MINE, **change}), encoding="utf-8")
     assert main(["model", "from-config", str(file)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"greenroom model: error: {file}: ")
+    assert error.startswith(f"greenroom model from-config: error: {file}: ")
     assert message in error
     assert error.count("\n") == 1
 
@@ -253,7 +253,7 @@ def test_no_json_is_one_line(text: str, tmp_path: Path, capsys: pytest.CaptureFi
     file = tmp_path / "config.json"
     file.write_text(text, encoding="utf-8")
     assert main(["model", "from-config", str(file)]) == 2
-    assert capsys.readouterr().err.startswith(f"greenroom model: error: {file}: ")
+    assert capsys.readouterr().err.startswith(f"greenroom model from-config: error: {file}: ")
     assert main(["model", "from-config", str(tmp_path / "none.json")]) == 2
     assert "No such file" in capsys.readouterr().err
 

@@ -131,7 +131,7 @@ def test_a_cut_file_is_one_line(
     file.write_bytes(gguf([*ENDS, *layer_tensors(0, "Q4_K", "Q4_K")])[:cut])
     assert main(["model", "from-gguf", str(file)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"greenroom model: error: {file}: ")
+    assert error.startswith(f"greenroom model from-gguf: error: {file}: ")
     assert "cut short" in error or "no GGUF file" in error
     assert error.count("\n") == 1
 
@@ -164,7 +164,7 @@ def test_what_a_gguf_file_lacks_is_named(
     file.write_bytes(gguf(tensors, **changes))
     assert main(["model", "from-gguf", str(file)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"greenroom model: error: {file}: ")
+    assert error.startswith(f"greenroom model from-gguf: error: {file}: ")
     assert message in error
 
 

@@ -104,7 +104,7 @@ def test_a_broken_safetensors_file_is_one_line(
     file.write_bytes(content)
     assert main(["model", "from-safetensors", str(file)]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"greenroom model: error: {file}: ")
+    assert error.startswith(f"greenroom model from-safetensors: error: {file}: ")
     assert message in error
 
 

@@ -209,6 +209,18 @@ def test_a_dry_run_tells_the_points_and_the_time_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_says_which_points_fail_and_does_not_count_their_time(
+    small_trace_file: Path, tmp_path: Path
+) -> None:
+    words = points_of(small_trace_file, "policy=lru", "cache.ratio=0.25,1.5", "sweep.dry_run=true",
+                      folder=tmp_path / "s")  # fmt: skip
+    done = greenroom("sweep", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "point 1 failed: policy=lru cache.ratio=1.5 " in done.stderr
+    assert "1 of 2 points run for this failed" in done.stderr
+    assert " +- " not in done.stdout  # one point is left, which tells no error
+
+
 def test_an_experiment_file_names_the_points(small_trace_file: Path, tmp_path: Path) -> None:
     words = points_of(small_trace_file, "+experiment=demo", "workload.requests=[2,4]",
                       "calibration.requests=[0,2]", folder=tmp_path / "s")  # fmt: skip

@@ -54,7 +54,9 @@ def draw_stalls(source: Source, wanted: Wanted | None = None) -> Figure:
     axes.set_yticks(places, labels)
     axes.set_ylim(-0.6, len(chosen) - 0.4)
     axes.set_xlim(right=1.04 * max(left))
-    axes.set_xlabel(f"ms for an output token, {100 * size:.3g}% of experts in GPU memory")
+    axes.set_xlabel(
+        f"ms for an output token, {100 * size:.3g}% of experts in {device(chosen[0])} memory"
+    )
     axes.grid(axis="y", visible=False)
     figure.legend(loc="outside upper center", ncols=_LEGEND_COLUMNS)
     caption(figure, chosen)

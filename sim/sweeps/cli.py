@@ -151,12 +151,15 @@ def _dry_run(question: Any) -> int:
     error = "" if found.error_s is None else f" +- {duration(found.error_s * total / len(points))}"
     least = "at least " if found.num_cut else "about "
     here = "" if settings.engine in ("pool", "serial") else " as fast as this machine's"
-    print(
-        f"Time:   {least}{duration(seconds)}{error} on {workers} workers{here} "
-        f"(from {found.num_sampled} points, run for this)"
-    )
+    took = f"{least}{duration(seconds)}{error} on {workers} workers{here}"
+    if len(found.failed) == found.num_sampled:
+        took = "unknown"
+    print(f"Time:   {took} (from {_points(found.num_sampled)}, run for this)")
     print(f"Would be written to: {question.folder}")
-    return 0
+    for row in found.failed[:1]:
+        _say_failed(row)
+        _say(f"{len(found.failed)} of {_points(found.num_sampled)} run for this failed")
+    return 2 if found.failed else 0
 
 
 def _tell(outcome: Any, settings: Any) -> int:
@@ -167,7 +170,7 @@ def _tell(outcome: Any, settings: Any) -> int:
     if outcome.num_resumed:
         _say(f"{outcome.num_resumed} of {_points(outcome.num_points)} had a result already")
     for row in failed[:_MOST_ERRORS]:
-        _say(f"point {row['point']} failed: {' '.join(row['overrides'])}: {row['error']}")
+        _say_failed(row)
     if failed:
         more = f", all in {outcome.folder / 'errors.csv'}" if len(failed) > _MOST_ERRORS else ""
         _say(f"{len(failed)} of {_points(outcome.num_points)} failed{more}")
@@ -176,6 +179,10 @@ def _tell(outcome: Any, settings: Any) -> int:
     if rows:
         print_sweep(rows, outcome.folder)
     return 2 if failed or not rows else 0
+
+
+def _say_failed(row: dict[str, Any]) -> None:
+    _say(f"point {row['point']} failed: {' '.join(row['overrides'])}: {row['error']}")
 
 
 def _points(number: int) -> str:

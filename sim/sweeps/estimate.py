@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.results import ERROR, read_json
 from sim.sweeps.chunk import Chunk, Point
 from sim.sweeps.pool import PoolEngine
 
@@ -34,12 +35,15 @@ class Estimate:
         Points that were run.
     num_cut
         Those of them that were not done in time: ``seconds`` is then too low.
+    failed
+        Number, overrides and error of those that failed; ``seconds`` is of the others, if there are any.
     """
 
     seconds: float
     error_s: float | None
     num_sampled: int
     num_cut: int
+    failed: tuple[dict[str, Any], ...] = ()
 
 
 def estimate(
@@ -58,14 +62,24 @@ def estimate(
     folder = Path(tempfile.mkdtemp(prefix="greenroom-estimate-"))
     try:
         spent, cut = _timed(sample, bases, min(workers, len(sample)), folder, budget_s)
+        failed = _failed(folder, sample)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    times = np.array(spent + cut)
+    # A point that fails does so at once, and says nothing of how long the others take.
+    without = {told["point"] for told in failed}
+    well = [seconds for number, seconds in spent.items() if number not in without]
+    times = np.array(well + cut or list(spent.values()))
     total = float(times.mean()) * len(points) / workers
     error = None
     if len(times) > 1 and not cut:
         error = float(times.std(ddof=1)) / len(times) ** 0.5 * len(points) / workers
-    return Estimate(total, error, len(times), len(cut))
+    return Estimate(total, error, len(spent) + len(cut), len(cut), failed)
+
+
+def _failed(folder: Path, sample: Sequence[Point]) -> tuple[dict[str, Any], ...]:
+    """Return number, overrides and error of each sampled point that failed."""
+    files = [(point.number, folder / str(point.number) / ERROR) for point in sample]
+    return tuple({"point": n, **read_json(file)} for n, file in files if file.exists())
 
 
 def _timed(
@@ -74,14 +88,14 @@ def _timed(
     workers: int,
     folder: Path,
     budget_s: float,
-) -> tuple[list[float], list[float]]:
-    """Return the seconds of each point that was done in time, and so far of each that was not."""
+) -> tuple[dict[int, float], list[float]]:
+    """Return the seconds of each point that was done in time, by number, and so far of each that was not."""
     engine = PoolEngine(workers)
     try:
         _warm_up(sample[0], bases, engine, folder / "warm_up", budget_s)
         waiting = [Chunk(str(folder), {p.base: bases[p.base]}, (p,)) for p in sample]
         begun: dict[int, float] = {}
-        spent: list[float] = []
+        spent: dict[int, float] = {}
         end = time.monotonic() + budget_s
         while (waiting or begun) and time.monotonic() < end:
             while waiting and len(begun) < workers:
@@ -91,8 +105,8 @@ def _timed(
             for ended in engine.wait(max(0.0, min(0.1, end - time.monotonic()))):
                 if ended.chunk.folder != str(folder):  # one of the warm-up that comes late
                     continue
-                start = begun.pop(ended.chunk.points[0].number)
-                spent.append(time.monotonic() - start)
+                number = ended.chunk.points[0].number
+                spent[number] = time.monotonic() - begun.pop(number)
         return spent, [time.monotonic() - start for start in begun.values()]
     finally:
         engine.close()
