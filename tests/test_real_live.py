@@ -39,6 +39,7 @@ ALONE = (
 NEEDS_THE_FUTURE = {
     *("belady", "belady_bypass", "lru_global_next_gate", "lru_union_oracle", "prefetch_assumed"),
     *("prefetch_assumed_adapmoe", "prefetch_assumed_qwen3", "prefetch_perfect", "stage_oracle"),
+    "stage_oracle_fixed",
 }
 NEEDS_ANNOTATION = {"saem_annotated", "stage_cache_annotated"}
 LOSSY = {

@@ -201,7 +201,7 @@ def test_parameters_of_detectors_are_set_by_their_names() -> None:
         (["--test", "--by", "drft"], "--by drft: no such detector; did you mean 'drift'?"),
         (["--test", "--by", "cues,drift"], "--by cues,drift: must be one detector"),
         (["--test", "--by", "entropy"], "--by entropy: needs router_logits, which the trace lacks"),
-        (["--test", "--by", ""], "--by : no such detector"),
+        (["--test", "--by", ""], "--by: must not be empty"),
         (["--test", "--draws", "18"], "--draws 18: must be >= 19"),
         (["--test", "--draws", "1000000000"], "--draws 1000000000: must be <= 1000000"),
         (["--test", "--only", "cues"], "--only cues: only without --test"),
