@@ -172,6 +172,18 @@ def test_relative_speeds_have_a_panel_a_setting_and_the_field_in_grey() -> None:
     assert list(field.get_ydata()) == [3, 2]
 
 
+def test_relative_speeds_need_a_policy_that_ran_where_the_baseline_did() -> None:
+    apart = [
+        run("lru", 0.25, 10.0),
+        run("lru", 0.5, 10.0),
+        run("b", 0.3, 10.0),
+        run("b", 0.4, 10.0),
+    ]
+    with pytest.raises(NotDrawableError, match="needs a policy that ran with a setting and a size"):
+        draw_relative(sweep_of(*apart))
+    draw_relative(sweep_of(*apart, run("b", 0.5, 20.0)))
+
+
 def test_a_tornado_has_a_bar_a_variant_and_says_why_others_have_none() -> None:
     variants = [
         change("link x2", 0.5), change("slower", -0.5), change("storage x2", None, "there is none"),

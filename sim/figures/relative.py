@@ -45,7 +45,20 @@ def draw_relative(source: Source, wanted: Wanted | None = None) -> Figure:
     if len(names) < 2:
         raise NotDrawableError("needs another policy beside the baseline")
     need_sizes(rows)
+    if not _meet(rows, baseline):
+        raise NotDrawableError(f"needs a policy that ran with a setting and a size of {baseline}'s")
     return relative_figure(rows, baseline)
+
+
+def _meet(rows: Sequence[Row], baseline: str) -> bool:
+    """Tell whether any other policy ran where the baseline did; of drawn settings often none."""
+    named = dict(zip(map(id, rows), names_of(rows), strict=True))
+    for members in settings_by_title(rows).values():
+        base = {row["cache_ratio"] for row in members if named[id(row)] == baseline}
+        others = {row["cache_ratio"] for row in members if named[id(row)] != baseline}
+        if base & others:
+            return True
+    return False
 
 
 def relative_figure(rows: Sequence[Row], baseline: str) -> Figure:
