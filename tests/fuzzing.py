@@ -138,6 +138,7 @@ def odd_places(
 
     def piped() -> None:
         os.mkfifo(path)
+        threading.stack_size(1 << 19)  # many wait at a time, under a limit of memory
         threading.Thread(target=_feed, args=(path, whole), daemon=True).start()
 
     def full() -> None:

@@ -304,7 +304,9 @@ class Run:
 
     def lines(self) -> list[str]:
         """Return the event table by start, then lane: from, to, lane, kind, layer, expert."""
-        lines = sorted((row[0], row[2], row[1], *row[3:]) for row in self.rows)
+        lines = sorted(
+            (row[0], row[2], row[1], *row[3:]) for row in self.rows if row[2] != Lane.CACHE
+        )
         return [
             f"{start} {end} {Lane(lane).name} {Kind(kind).name} {layer} {expert}"
             for start, lane, end, _, kind, _, layer, expert, *_ in lines

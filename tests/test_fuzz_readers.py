@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from collections import defaultdict
@@ -41,6 +42,7 @@ def findings() -> dict[str, list[dict[str, Any]]]:
         capture_output=True,
         text=True,
         check=False,
+        env={**os.environ, "MALLOC_ARENA_MAX": "1"},  # an arena a thread would take up the limit
     )
     lines = [json.loads(line) for line in run.stdout.splitlines()]
     assert run.returncode == 0, (lines[-1:], run.stderr[-2000:])

@@ -35,6 +35,7 @@ def unbroken(small_trace_file: Path, tmp_path_factory: pytest.TempPathFactory) -
     return where / "s"
 
 
+@pytest.mark.usefixtures("heeds_sigint")
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_stopped_at_any_point_it_ends_as_if_it_had_never_been(
     unbroken: Path, small_trace_file: Path, tmp_path: Path, sign: int
