@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+
+@contextmanager
+def composing() -> Iterator[None]:
+    """Keep Hydra ready to compose configurations of ``conf/``."""
+    from hydra import initialize_config_module
+    from hydra.core.global_hydra import GlobalHydra
+
+    GlobalHydra.instance().clear()
+    with initialize_config_module("conf", version_base="1.3"):
+        yield
 
 
 def compose_config(
@@ -13,12 +25,10 @@ def compose_config(
 
     Costs about a tenth of a second. ``resolve``: interpolations are replaced by what they stand for.
     """
-    from hydra import compose, initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
+    from hydra import compose
     from omegaconf import OmegaConf
 
-    GlobalHydra.instance().clear()
-    with initialize_config_module("conf", version_base="1.3"):
+    with composing():
         config = compose(name, overrides=list(overrides))
     plain: Any = OmegaConf.to_container(config, resolve=resolve)
     return dict(plain)

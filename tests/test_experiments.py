@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sim.build import build
+from sim.composing import composing
 from sim.sweeps.chunk import config_of
-from sim.sweeps.composer import composing
 from sim.sweeps.question import Question, question_of
 from sim.sweeps.space import PointSettings
 from sim.types import ConfigError

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf.errors import OmegaConfBaseException
 
+from sim.composing import composing
 from sim.own_options import with_folders
 from sim.sweeps.chunk import config_of
-from sim.sweeps.composer import composing
 from sim.sweeps.question import question_of
 from tests.searching import points, search, texts
 

@@ -189,6 +189,24 @@ def size_axis(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_xticks([sizes[n] for n in kept], [f"{sizes[n]:.3g}" for n in kept])
 
 
+def mark_beyond(
+    axes: Axes, percent: float, at: tuple[float, float], colour: str, **look: Any
+) -> None:
+    """Write how large an error is beside its mark ``at`` the edge of a panel that ends before it."""
+    side = 1 if percent > 0 else -1
+    axes.annotate(
+        f"{percent:+.0f}%",
+        at,
+        xytext=(-4 * side, 0),
+        textcoords="offset points",
+        ha="right" if side > 0 else "left",
+        va="center",
+        fontsize=5,
+        color=colour,
+        **look,
+    )
+
+
 def label_edges(grid: Sequence[Axes], xlabel: str, ylabel: str) -> None:
     """Name the axes of the panels at the left and at the bottom."""
     shape = grid[0].get_subplotspec()

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from sim.figures.panels import mark_beyond
 from sim.figures.source import Source, Wanted
 from sim.interval import SHARE, Interval
 from sim.plot_style import PAGE, save, styled, write_below
@@ -276,18 +277,8 @@ def _row_errors(axes: Axes, place: int, outcome: Outcome, edge: float) -> None:
         zorder=3,
     )
     if abs(outcome.error) > edge:
-        side = 1 if outcome.error > 0 else -1
-        axes.annotate(
-            f"{100 * outcome.error:+.0f}%",
-            (shown, place),
-            xytext=(-4 * side, 0),
-            textcoords="offset points",
-            ha="right" if side > 0 else "left",
-            va="center",
-            fontsize=5,
-            color=colour,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
-        )
+        backing = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+        mark_beyond(axes, 100 * outcome.error, (shown, place), colour, bbox=backing)
 
 
 def _within(error: float, edge: float) -> float:

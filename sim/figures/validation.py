@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from sim.figures.panels import mark_beyond
 from sim.figures.source import NotDrawableError, Source, Wanted
 from sim.plot_style import PAGE, look, write_below
 
@@ -167,14 +168,4 @@ def _point(axes: Axes, row: Row, place: float, colour: str, rows: Sequence[Row])
         zorder=3,
     )
     if shown != error:
-        side = 1 if error > 0 else -1
-        axes.annotate(
-            f"{error:+.0f}%",
-            (shown, place),
-            xytext=(-4 * side, 0),
-            textcoords="offset points",
-            ha="right" if side > 0 else "left",
-            va="center",
-            fontsize=5,
-            color=colour,
-        )
+        mark_beyond(axes, error, (shown, place), colour)

@@ -119,13 +119,15 @@ def key_of(causes: Sequence[str], row: Row) -> Html:
 # -- rooflines and changes -------------------------------------------------------------------------
 
 
+def _having(rows: Sequence[Row], column: str) -> list[tuple[str, Row, list[Any]]]:
+    """Return the names and rows of the runs that have a list under ``column``, and the list."""
+    named = zip(names_of(rows), rows, strict=True)
+    return [(name, row, own) for name, row in named if (own := row.get(column))]
+
+
 def rooflines(rows: Sequence[Row]) -> Html:
     """Return a run's roofline, or of several runs which resource binds each; empty without any."""
-    found = [
-        (name, row, row.get("roofline") or [])
-        for name, row in zip(names_of(rows), rows, strict=True)
-    ]
-    found = [one for one in found if one[2]]
+    found = _having(rows, "roofline")
     if not found:
         return Html("")
     if len(rows) == 1:
@@ -154,11 +156,7 @@ def _setting(fields: Sequence[str], row: Row) -> str:
 
 def changes(rows: Sequence[Row]) -> Html:
     """Return what other machines would bring: a run's table, or the best change of each; maybe empty."""
-    found = [
-        (name, row, row.get("what_if") or [])
-        for name, row in zip(names_of(rows), rows, strict=True)
-    ]
-    found = [one for one in found if one[2]]
+    found = _having(rows, "what_if")
     if not found:
         return Html("")
     if len(rows) == 1:

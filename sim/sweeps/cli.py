@@ -86,9 +86,10 @@ def _show_config(options: Any) -> int:
     """Print what the words compose."""
     from omegaconf import OmegaConf
 
+    from sim.composing import composing
     from sim.own_options import with_folders
     from sim.show_config import plain_at
-    from sim.sweeps.composer import composing, sweep_config
+    from sim.sweeps.composer import sweep_config
     from sim.sweeps.question import not_swept
 
     with composing():
@@ -108,27 +109,28 @@ def _show_config(options: Any) -> int:
 
 
 def _sweep(options: Any, folder: list[Path]) -> int:
+    from sim.composing import composing
     from sim.progress import sweep_bar
-    from sim.sweeps.composer import composing
-    from sim.sweeps.coordinator import run_sweep
+    from sim.sweeps.coordinator import run_question
     from sim.sweeps.grammar import quoted
-    from sim.sweeps.question import Question, question_of
+    from sim.sweeps.question import question_of
 
     with composing():
         question = question_of(options.overrides, options.config_dirs)
         if question.settings.dry_run:
             return _dry_run(question)
-    # The folder may name the time: all that follows must mean this one.
-    words = [word for word in options.overrides if not word.startswith("sweep.dir=")]
-    words.append(f"sweep.dir={quoted(str(question.folder))}")
+        # The folder may name the time: whoever takes the sweep up must mean this one.
+        words = [word for word in options.overrides if not word.startswith("sweep.dir=")]
+        words.append(f"sweep.dir={quoted(str(question.folder))}")
 
-    def on_start(started: Question) -> None:
-        folder.append(started.folder)
-        _say(
-            f"{_points(started.search.num_points)}, engine {started.settings.engine}, into {started.folder}"
+        def on_start() -> None:
+            folder.append(question.folder)
+            points, engine = _points(question.search.num_points), question.settings.engine
+            _say(f"{points}, engine {engine}, into {question.folder}")
+
+        outcome = run_question(
+            question, words, options.config_dirs, bar=sweep_bar, on_start=on_start
         )
-
-    outcome = run_sweep(words, options.config_dirs, bar=sweep_bar, on_start=on_start)
     return _tell(outcome, question.settings)
 
 

@@ -9,8 +9,7 @@ where that is not certain (an interpolation that reads other values, a value tha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -25,17 +24,6 @@ _FILE = "file://"
 _OF_THE_ENVIRONMENT = re.compile(r"\$\{oc\.env:[^${}]*\}")
 
 
-@contextmanager
-def composing() -> Iterator[None]:
-    """Keep Hydra ready for :class:`Composer` and :func:`sweep_config`."""
-    from hydra import initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
-
-    GlobalHydra.instance().clear()
-    with initialize_config_module("conf", version_base="1.3"):
-        yield
-
-
 def sweep_config(overrides: Sequence[str]) -> Any:
     """Return what Hydra composes of ``conf/sweep.yaml``, its own node ``hydra`` included."""
     from hydra import compose
@@ -44,7 +32,7 @@ def sweep_config(overrides: Sequence[str]) -> Any:
 
 
 class Composer:
-    """Gives each point its base and its edits; only within :func:`composing`.
+    """Gives each point its base and its edits; only within :func:`sim.composing.composing`.
 
     Parameters
     ----------

@@ -11,8 +11,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
+from sim.composing import composing
 from sim.sweeps.chunk import CRASH, Chunk, Point, record_error
-from sim.sweeps.composer import composing
 from sim.sweeps.engine import Ended, Engine
 from sim.sweeps.identity import digest_of_code, digest_of_inputs, digest_of_points
 from sim.sweeps.objective import values_of
@@ -63,7 +63,6 @@ def run_sweep(
     config_dirs: Sequence[str] = (),
     *,
     bar: Bar | None = None,
-    on_start: Callable[[Question], None] | None = None,
 ) -> Outcome:
     """Run a sweep, or the rest of one, and leave its table in its folder.
 
@@ -75,25 +74,38 @@ def run_sweep(
         Folders of the user's own options.
     bar
         Shows progress.
-    on_start
-        Is told what is about to run.
 
     Raises ConfigError, or an error of Hydra, for a command line that is no sweep, and for a folder that
     holds another one. What goes wrong in a point is in the outcome.
     """
     with composing():
         question = question_of(arguments, config_dirs)
-        batches = question.batches()
-        first = next(batches)  # mistakes are found before anything is written
-        store = Store(question.folder)
-        with store.locked():
-            run = _Run(question, store)
-            run.begin(first, arguments, config_dirs)
-            if on_start is not None:
-                on_start(question)
-            show = bar or (lambda total: nullcontext())
-            with show(question.search.num_points) as watch:
-                return run.to_its_end(chain([first], batches), watch if callable(watch) else None)
+        return run_question(question, arguments, config_dirs, bar=bar)
+
+
+def run_question(
+    question: Question,
+    arguments: Sequence[str],
+    config_dirs: Sequence[str] = (),
+    *,
+    bar: Bar | None = None,
+    on_start: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Run a sweep that has been read already; only within ``sim.composing.composing()``.
+
+    ``arguments`` and ``config_dirs`` are those that it can be taken up with again; ``on_start`` is called
+    when it is about to run. The rest is as for :func:`run_sweep`.
+    """
+    batches = question.batches()
+    first = next(batches)  # mistakes are found before anything is written
+    store = Store(question.folder)
+    with store.locked():
+        run = _Run(question, store)
+        run.begin(first, arguments, config_dirs)
+        on_start()
+        show = bar or (lambda total: nullcontext())
+        with show(question.search.num_points) as watch:
+            return run.to_its_end(chain([first], batches), watch if callable(watch) else None)
 
 
 class _Run:

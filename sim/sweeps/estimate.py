@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from sim.results import ERROR, read_json
 from sim.sweeps.chunk import Chunk, Point
 from sim.sweeps.pool import PoolEngine
+from sim.sweeps.store import Store
 
 _SAMPLE = 12
 _BUDGET_S = 30.0
@@ -62,7 +62,7 @@ def estimate(
     folder = Path(tempfile.mkdtemp(prefix="greenroom-estimate-"))
     try:
         spent, cut = _timed(sample, bases, min(workers, len(sample)), folder, budget_s)
-        failed = _failed(folder, sample)
+        failed = tuple(Store(folder).errors([point.number for point in sample]))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     # A point that fails does so at once, and says nothing of how long the others take.
@@ -74,12 +74,6 @@ def estimate(
     if len(times) > 1 and not cut:
         error = float(times.std(ddof=1)) / len(times) ** 0.5 * len(points) / workers
     return Estimate(total, error, len(spent) + len(cut), len(cut), failed)
-
-
-def _failed(folder: Path, sample: Sequence[Point]) -> tuple[dict[str, Any], ...]:
-    """Return number, overrides and error of each sampled point that failed."""
-    files = [(point.number, folder / str(point.number) / ERROR) for point in sample]
-    return tuple({"point": n, **read_json(file)} for n, file in files if file.exists())
 
 
 def _timed(

@@ -159,10 +159,6 @@ class PoolEngine:
             self._staff.append(worker)
             worker.run(self._waiting.popleft())
 
-    def pids(self) -> list[int]:
-        """Return the process numbers of the workers."""
-        return [worker.process.pid for worker in self._staff if worker.process.pid is not None]
-
     def close(self) -> None:
         """End all workers."""
         self._waiting.clear()
@@ -173,9 +169,7 @@ class PoolEngine:
 def _serve(pipe: Connection, home: Home) -> None:
     """Run chunks as they come, until there are no more or the sweep's process is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the sweep's process decides
-    if (
-        sys.stdout is not None and sys.stderr is not None
-    ):  # None: closed, and the number another file's
+    if None not in (sys.stdout, sys.stderr):  # closed ones have given their numbers to other files
         os.dup2(2, 1)  # what a policy prints is no result
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -21,7 +21,7 @@ from sim.types import ConfigError
 
 @dataclass(slots=True)
 class Question:
-    """A sweep as it was asked for, before anything has run; only within ``composing()``.
+    """A sweep as it was asked for, before anything has run; only within ``sim.composing.composing()``.
 
     Attributes
     ----------

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from sim.composing import composing
 from sim.results import read_rows
 from sim.simulate import simulate
 from sim.sweeps.chunk import config_of
-from sim.sweeps.composer import composing
 from sim.sweeps.coordinator import run_sweep
 from sim.sweeps.pool import cores
 from sim.sweeps.question import question_of
