@@ -95,7 +95,10 @@ def test_the_python_of_the_readme_runs(small_trace_file: Path) -> None:
 
 
 def test_every_option_the_readme_names_exists() -> None:
+    made = set(re.findall(r"^# my_conf/policy/(\w+)\.yaml", README, re.MULTILINE))
+    made |= set(re.findall(r"greenroom measure .*--name (\w+)", README))
+    assert len(made) == 2, "the reader's own policy and the reader's own machine"
     for group in ("policy", "machine", "model", "trace"):
         for named in re.findall(rf"\b{group}=([\w,]+)", README):
             for option in named.split(","):
-                assert option in [*options(group), "recently_popular"], f"{group}={option}"
+                assert option in {*options(group), *made}, f"{group}={option}"
