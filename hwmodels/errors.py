@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -15,7 +16,10 @@ class HardwareError(ValueError):
 
 def figure_error(where: str, field: str, value: object, rule: str) -> HardwareError:
     """Return the error for a field whose value breaks a rule."""
-    shown = " ".join(repr(value).split()) if isinstance(value, str) else str(value)
+    try:
+        shown = " ".join(repr(value).split()) if isinstance(value, str) else str(value)
+    except ValueError:  # Python writes no whole number that is longer
+        shown = f"of more than {sys.get_int_max_str_digits()} digits"
     shown = shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}..."
     return HardwareError(f"{where}: {field} = {shown}: {rule}")
 

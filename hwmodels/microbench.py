@@ -109,7 +109,7 @@ def _number(value: Any, where: str, name: str, least: float | None = None) -> fl
     """Return a number > 0, or >= ``least``."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise figure_error(where, name, value, "must be a number") from None
     if isinstance(value, bool) or not math.isfinite(number):
         raise figure_error(where, name, value, "must be a finite number")

@@ -11,7 +11,7 @@ from real.device import Device
 from real.insitu import Computed
 from real.observed import Mean, Observed
 from sim.counter import StepCounter
-from sim.events import Counter, EventLog, Kind, Lane
+from sim.events import Counter, Kind, Lane
 from sim.metrics import RunTables
 from sim.offloader import Offloader
 from sim.types import LayerPlan, StepInfo
@@ -66,18 +66,12 @@ class Accounts:
         if self._origin_ns < 0:
             self._origin_ns = time.perf_counter_ns()
             if self._tables.events is not None:
-                self._log_moves(self._tables.events)
+                offloader = self._offloader
+                self._tables.events.follow(offloader.residency, offloader.view, self.now_ns)
         self._info = info
         self._start_ns = self.now_ns()
         self._step_layers = 0
         self._step_waited_ns = self._step_cpu_ns = self._step_kernels_ns = self._step_plan_ns = 0
-
-    def _log_moves(self, log: EventLog) -> None:
-        """Record which experts are in the cache, and from now on all that come and go."""
-        residency, view = self._offloader.residency, self._offloader.view
-        for key in residency.resident():
-            log.moved(-1, key, True, 0)
-        residency.watch = lambda key, is_in: log.moved(view.step.step, key, is_in, self.now_ns())
 
     def begin_layer(self) -> None:
         """Learn that a layer's routing is known, and all kernels before it have ended."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -255,15 +255,11 @@ def _write(
 ) -> None:
     from omegaconf import OmegaConf
 
+    from sim.point import overridden
     from sim.results import finish_run
 
-    summary["overrides"] = _pairs(options.overrides)
+    summary["overrides"] = overridden(options.overrides)
     finish_run(folder, summary, OmegaConf.to_yaml(OmegaConf.create(run.config)))
-
-
-def _pairs(overrides: Sequence[str]) -> dict[str, str]:
-    pairs = (text.lstrip("+").partition("=") for text in overrides)
-    return {key: value for key, _, value in pairs}
 
 
 # -- progress --------------------------------------------------------------------------------------

@@ -10,13 +10,9 @@ from real.remoe_loss import LossWeights
 from real.remoe_tasks import TEMPERATURES
 from real.remoe_train import TrainSettings
 from sim.composing import compose_config
-from sim.settings import SWITCH, TEXT, Rule, at_least, check_group, is_whole, one_of
+from sim.settings import SWITCH, TEXT, Rule, at_least, check_group, is_number, is_whole, one_of
 
 DTYPES = ("float32", "bfloat16", "float16")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_list(value: Any, good: Callable[[Any], bool], least: int = 1) -> bool:
@@ -32,7 +28,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def _is_share(value: Any) -> bool:
-    return _is_number(value) and 0 < value <= 1
+    return is_number(value) and 0 < value <= 1
 
 
 def _is_word(value: Any) -> bool:
@@ -44,11 +40,11 @@ def _are_overrides(value: Any) -> bool:
 
 
 WEIGHT: Rule = (
-    lambda value: _is_number(value) and 0 <= value < float("inf"),
+    lambda value: is_number(value) and 0 <= value < float("inf"),
     "must be a number >= 0",
 )
 POSITIVE: Rule = (
-    lambda value: _is_number(value) and 0 < value < float("inf"),
+    lambda value: is_number(value) and 0 < value < float("inf"),
     "must be a number > 0",
 )
 COUNTS: Rule = (lambda value: _is_list(value, _is_count), "must be a list of whole numbers >= 1")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from real.remoe_config import RemoeConfig
 from real.remoe_metrics import GateQuality
 from real.remoe_run import Judgement, Tell, judged, losses_of, train_arm
 from real.remoe_subject import GateSubject
-from sim.results import whole_file
+from sim.results import write_csv
 
 FOLDER, TABLE, FIGURE = "frontier", "frontier.csv", "remoe_frontier"
 BOUND_PERCENT = 2.0
@@ -103,11 +102,7 @@ def row_of(point: Point) -> dict[str, Any]:
 
 def write_table(points: Sequence[Point], path: Path) -> None:
     """Write one row a point as CSV."""
-    rows = [row_of(point) for point in points]
-    with whole_file(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(path, [row_of(point) for point in points])
 
 
 def _caption(subject: GateSubject, config: RemoeConfig) -> str:
@@ -127,7 +122,7 @@ def plot_frontier(points: Sequence[Point], stem: Path, text: str) -> Path:
     with styled():
         has_tasks = all(point.judgement.tasks for point in points)
         count = 3 if has_tasks else 2
-        figure, axes = new_panels(1, count, PAGE / 3, 2.3, 0.2)
+        figure, axes = new_panels(1, count, PAGE / count, 2.3, 0.2)
         before = points[0].judgement.quality
         _costs(axes[0], points, before)
         _load(axes[1], points)
@@ -148,13 +143,29 @@ def _costs(axes: Any, points: Sequence[Point], before: GateQuality) -> None:
         found = np.array([getattr(point.judgement.quality, name) for point in points])
         rise = 100 * (found / getattr(before, name) - 1)
         axes.plot(np.array(eor)[order], rise[order], marker=marker, color=colour, label=label)
-    for x, point in zip(eor, points, strict=True):
-        side = {"before": "right", "control": "left"}.get(point.name, "center")
-        place = {"xytext": (0, 1), "textcoords": ("offset points", "axes fraction")}
-        axes.annotate(point.name, (x, 0), rotation=90, fontsize=5, color="0.45", ha=side, **place)
+    _name_points(axes, eor, points)
     axes.axhline(BOUND_PERCENT, color="0.45", linewidth=0.8, ls=":", marker="", label="bound")
-    axes.set(xlabel="EOR at lag 1 (%)", ylabel="perplexity (% over before)")
+    axes.set(xlabel=_REUSE, ylabel="perplexity (% over before)")
     axes.legend()
+
+
+def _name_points(axes: Any, eor: Sequence[float], points: Sequence[Point]) -> None:
+    """Write the points' names above a panel, each joined to its place, so far apart that none overlap."""
+    panel = axes.figure.get_figwidth() / len(axes.figure.axes)
+    least = _NAME_INCHES / panel * (max(eor) - min(eor))
+    last = -np.inf
+    for x, point in sorted(zip(eor, points, strict=True), key=lambda pair: pair[0]):
+        last = max(x, last + least)
+        axes.annotate(
+            point.name, (x, 1), (last, 1.04), ("data", "axes fraction"), rotation=90, ha="center",
+            va="bottom", fontsize=6.5, color="0.35",
+            arrowprops={"arrowstyle": "-", "lw": 0.4, "color": "0.35", "shrinkA": 0, "shrinkB": 0},
+        )  # fmt: skip
+
+
+_REUSE = "experts of the token before (EOR, %)"
+_NAME_INCHES = 0.175
+"""What a name on its side takes, with the share of a panel that is no axes."""
 
 
 def _load(axes: Any, points: Sequence[Point]) -> None:
@@ -162,17 +173,21 @@ def _load(axes: Any, points: Sequence[Point]) -> None:
     eor = np.array([100 * point.judgement.quality.mean_eor for point in points])
     order = np.argsort(eor)
     cv = np.array([np.mean(point.judgement.quality.load_cv) for point in points])
-    axes.plot(eor[order], cv[order], marker="^", color="#999999", label="CV of experts' load")
-    for size, colour in zip(points[0].judgement.quality.lru_hit_rate, _SIZES, strict=False):
+    axes.plot(eor[order], cv[order], "^--", color="0.5", label="CV of experts' load")
+    sizes = points[0].judgement.quality.lru_hit_rate
+    for size, (colour, mark) in zip(sizes, _SIZES, strict=False):
         rate = np.array([point.judgement.quality.lru_hit_rate[size] for point in points])
         axes.plot(
-            eor[order], rate[order], marker=".", color=colour, label=f"LRU hits, {size} slots"
+            eor[order], rate[order], mark, ls="-", color=colour, label=f"LRU hits, {size} slots"
         )
-    axes.set(xlabel="EOR at lag 1 (%)", ylabel="CV, hit rate")
+    axes.set(xlabel=_REUSE, ylabel="CV, hit rate", ylim=(0, None))
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, columnspacing=0.8)
 
 
-_SIZES = ("#56B4E9", "#0072B2", "#332288", "#000000", "#117733", "#882255")
+_SIZES = (
+    ("#56B4E9", "o"), ("#0072B2", "s"), ("#332288", "D"),
+    ("#000000", "v"), ("#117733", "P"), ("#882255", "X"),
+)  # fmt: skip
 
 
 def _tasks(axes: Any, points: Sequence[Point]) -> None:
@@ -188,5 +203,5 @@ def _tasks(axes: Any, points: Sequence[Point]) -> None:
             yerr=[100 * task.standard_error for task in tasks],
             color=colour, marker=marker, ls="", elinewidth=0.6, label=name,
         )  # fmt: skip
-    axes.set(xlabel="EOR at lag 1 (%)", ylabel="problems solved (%)")
+    axes.set(xlabel=_REUSE, ylabel="problems solved (%)")
     axes.legend()

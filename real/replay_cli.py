@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from real.result_folder import result_folder
 from sim.command_line import Parser
 from sim.mistakes import complain
 from sim.own_options import add_config_dirs
+from sim.point import overridden, run_point
 from sim.show_config import add_show, check_show, show
 from sim.types import ConfigError
 
@@ -82,14 +83,18 @@ def _run(options: argparse.Namespace, folder: Path) -> None:
     with step_bar("steps") as watch:
         progress = None if watch is None else _by_expert(watch)
         summary, plain = replay(config, folder, device, watch=watch, progress=progress, tell=_tell)
-    summary["overrides"] = _settings(options.overrides)
+    summary["overrides"] = overridden(options.overrides)
     _clear_earlier(folder)
-    more = _finish(folder, config, plain, summary)
+    more = _finish(folder, config, plain, summary, options.overrides)
     print_run(summary, folder, more)
 
 
 def _finish(
-    folder: Path, config: Mapping[str, Any], plain: dict[str, Any], summary: dict[str, Any]
+    folder: Path,
+    config: Mapping[str, Any],
+    plain: dict[str, Any],
+    summary: dict[str, Any],
+    overrides: Sequence[str],
 ) -> list[Any]:
     """Write what the tables lack, simulate if that was asked for; return what to print."""
     from omegaconf import OmegaConf
@@ -103,7 +108,7 @@ def _finish(
         write_run_timeline(folder, plain, summary)
     more: list[Any] = measured_lines(summary)
     if config["real"]["sim"]:
-        predicted = _simulate(folder, plain, summary)
+        predicted = _simulate(folder, plain, summary, overrides)
         summary["predicted"] = compared(predicted, summary)
         more.append(comparison_table(summary["predicted"], summary["described_as"]))
         if (folder / SIDE_BY_SIDE).exists():
@@ -112,20 +117,15 @@ def _finish(
     return more
 
 
-def _simulate(folder: Path, plain: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
+def _simulate(
+    folder: Path, plain: dict[str, Any], summary: dict[str, Any], overrides: Sequence[str]
+) -> dict[str, Any]:
     """Simulate the same run into a folder of its own; return its summary row."""
-    from omegaconf import OmegaConf
-
     from real.side_by_side import SIDE_BY_SIDE, Side, write_side_by_side
     from sim.progress import step_bar
-    from sim.results import finish_run
-    from sim.simulate import simulate
 
     where = folder / SIMULATED
-    with step_bar("steps simulated") as watch:
-        predicted, _ = simulate(plain, where, watch)
-    predicted["overrides"] = summary["overrides"]
-    finish_run(where, predicted, OmegaConf.to_yaml(OmegaConf.create(plain)))
+    predicted = run_point(plain, where, overrides, bar=lambda what: step_bar(f"{what} simulated"))
     window = plain["output"]["perfetto"]
     if window is not None:
         sides = [
@@ -142,11 +142,9 @@ def _simulate(folder: Path, plain: dict[str, Any], summary: dict[str, Any]) -> d
 def _clear_earlier(folder: Path) -> None:
     """Take away what an earlier run into the same folder left that this one may not write."""
     from real.side_by_side import SIDE_BY_SIDE
-    from sim.perfetto import TIMELINE
     from sim.results import SUMMARY
 
-    for name in (TIMELINE, SIDE_BY_SIDE):
-        (folder / name).unlink(missing_ok=True)
+    (folder / SIDE_BY_SIDE).unlink(missing_ok=True)
     if (folder / SIMULATED / SUMMARY).exists():
         shutil.rmtree(folder / SIMULATED)
 
@@ -161,11 +159,6 @@ def _by_expert(watch: Callable[..., Callable[[], None]]) -> Callable[[int, int],
         advance[0]()
 
     return progress
-
-
-def _settings(overrides: list[str]) -> dict[str, str]:
-    pairs = (text.lstrip("+~").partition("=") for text in overrides)
-    return {key: setting for key, _, setting in pairs}
 
 
 def _tell(line: str) -> None:

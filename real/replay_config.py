@@ -20,6 +20,7 @@ from sim.settings import (
     check_group,
     check_settings,
     did_you_mean,
+    is_number,
     is_whole,
     or_null,
 )
@@ -30,8 +31,7 @@ _LARGEST_RATE = 10**15
 
 
 def _is_rate(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 1 <= value <= _LARGEST_RATE and value == int(value)
+    return is_number(value) and 1 <= value <= _LARGEST_RATE and value == int(value)
 
 
 def _is_tier(value: Any) -> bool:

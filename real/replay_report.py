@@ -119,17 +119,14 @@ def _column(name: str) -> Callable[[Row], float | None]:
     return of
 
 
-def _stall_ns(cause: str) -> Callable[[Row], float | None]:
+def _step_ns(share: str) -> Callable[[Row], float | None]:
+    """Return what turns a column that is a share of the time into ns of a step."""
+
     def of(row: Row) -> float | None:
-        share, steps = row[f"{cause}_stall_share"], row["steps"]
-        return None if share is None or not steps else share * row["total_ns"] / steps
+        part, steps = row[share], row["steps"]
+        return None if part is None or not steps else part * row["total_ns"] / steps
 
     return of
-
-
-def _busy_ns(row: Row) -> float | None:
-    share, steps = row["gpu_share"], row["steps"]
-    return None if share is None or not steps else share * row["total_ns"] / steps
 
 
 def _moved(row: Row) -> float | None:
@@ -160,10 +157,10 @@ QUANTITIES = (
     Quantity("prefetches", _column("prefetches"), _count),
     Quantity("experts on the host", _column("on_cpu"), _count),
     Quantity("bytes moved", _moved, lambda value: f"{value / 1e9:.3f} GB"),
-    Quantity("kernels a step", _busy_ns, _ms),
-    Quantity("link stall a step", _stall_ns("link"), _ms),
-    Quantity("storage stall a step", _stall_ns("storage"), _ms),
-    Quantity("CPU stall a step", _stall_ns("cpu"), _ms),
-    Quantity("host stall a step", _stall_ns("host"), _ms),
+    Quantity("kernels a step", _step_ns("gpu_share"), _ms),
+    Quantity("link stall a step", _step_ns("link_stall_share"), _ms),
+    Quantity("storage stall a step", _step_ns("storage_stall_share"), _ms),
+    Quantity("CPU stall a step", _step_ns("cpu_stall_share"), _ms),
+    Quantity("host stall a step", _step_ns("host_stall_share"), _ms),
 )
 """What is compared; the columns are defined at the head of sim/metrics.py."""

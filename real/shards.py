@@ -109,9 +109,9 @@ class TensorFile:
 
     def _entry(self, name: str, said: dict[str, Any], first_byte: int) -> Entry:
         first, last = said["data_offsets"]
-        shape = tuple(int(size) for size in said["shape"])
-        known = FLOATS.get(said["dtype"])
-        fits = known is None or last - first == prod(shape) * known.itemsize
+        shape, known = tuple(said["shape"]), FLOATS.get(said["dtype"])
+        fits = all(isinstance(number, int) for number in (first, last, *shape))
+        fits = fits and (known is None or last - first == prod(shape) * known.itemsize)
         if not (0 <= first <= last and min(shape, default=0) >= 0 and fits):
             raise ValueError(f"{name} has bytes {first} to {last}, and its shape is {list(shape)}")
         return Entry(self, name, said["dtype"], shape, first_byte + first)

@@ -9,17 +9,22 @@ from typing import Any
 from real.rig import TIERS
 from sim.composing import compose_config
 from sim.own_options import SEARCHPATH, with_folders
-from sim.settings import TEXT, Rule, at_least, check_group, did_you_mean, is_whole, or_null
+from sim.settings import (
+    TEXT,
+    Rule,
+    at_least,
+    check_group,
+    did_you_mean,
+    is_number,
+    is_whole,
+    or_null,
+)
 from sim.types import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _LARGEST_RATE = 10**15
 _GROUPS = ("trace", "model", "engine")
 """Groups of a run's configuration that are not the matrix's own matter."""
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_list_of(is_good: Any, value: Any) -> bool:
@@ -35,7 +40,7 @@ _NAMES: Rule = (
     "must be a list of different names, at least one",
 )
 _RATIOS: Rule = (
-    lambda v: bool(v) and _is_list_of(lambda one: _is_number(one) and 0 <= one <= 1, v),
+    lambda v: bool(v) and _is_list_of(lambda one: is_number(one) and 0 <= one <= 1, v),
     "must be a list of different numbers in [0, 1], at least one",
 )
 _COUNTS: Rule = (
@@ -56,12 +61,12 @@ RULES: dict[str, Rule] = {
     "device": TEXT,
     "threads": or_null(at_least(1)),
     "link_bytes_per_s": (
-        lambda value: _is_number(value) and 1 <= value <= _LARGEST_RATE,
+        lambda value: is_number(value) and 1 <= value <= _LARGEST_RATE,
         f"must be a number >= 1, at most {_LARGEST_RATE:g}",
     ),
     "link_setup_ns": at_least(0),
     "scratch": or_null(TEXT),
-    "minutes": (lambda v: _is_number(v) and 0 < v <= 1440, "must be a number in (0, 1440]"),
+    "minutes": (lambda v: is_number(v) and 0 < v <= 1440, "must be a number in (0, 1440]"),
     "turn_tokens": at_least(1),
     "least_rounds": at_least(2),
     "seed": at_least(0),
@@ -153,7 +158,8 @@ def _is_of_runs(override: str) -> bool:
 def _check(config: Mapping[str, Any]) -> None:
     for key in config:
         if key not in RULES:
-            raise ConfigError(f"{key}: unknown key{did_you_mean(key, RULES)}")
+            near = did_you_mean(key, [*RULES, "quick", "config_dirs"])
+            raise ConfigError(f"{key}: unknown key{near}")
     for key in RULES:
         if key not in config:
             raise ConfigError(f"{key}: missing, must be given")

@@ -7,7 +7,7 @@ schemes and says no more.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from hwmodels.cost import CostModel
@@ -16,6 +16,7 @@ from hwmodels.model_shape import ModelShape
 from hwmodels.placement import Placement
 from hwmodels.predict import Case, Prediction, predict
 from hwmodels.quantisation import IK_BLOCKS, canonical
+from sim.advise_reserve import Left, Reserve, left_of
 from sim.cases import case_of
 from sim.gains import placed_as
 from sim.predict_answer import Asked
@@ -65,6 +66,7 @@ class Point:
     quant: str
     case: Case
     found: Prediction
+    reserve: Reserve = field(default=Reserve())
 
     @property
     def settings(self) -> str:
@@ -94,6 +96,23 @@ class Point:
         """Whether all memory suffices."""
         return not self.found.problems
 
+    @property
+    def left(self) -> list[Left]:
+        """What it leaves of each memory."""
+        return left_of(self.found, self.reserve)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it fits and leaves the reserve."""
+        return self.fits and all(one.is_enough for one in self.left)
+
+    @property
+    def fit(self) -> str:
+        """How it fits: ``no``, ``barely``, ``yes``."""
+        if not self.fits:
+            return "no"
+        return "yes" if self.has_room else "barely"
+
 
 def short(settings: str) -> str:
     """Return a point's settings without the words that the head of a column says."""
@@ -107,6 +126,7 @@ class Wish:
     engines: tuple[str, ...] | None = None
     quants: tuple[str, ...] | None = None
     quality_floor: float = QUALITY_FLOOR
+    reserve: Reserve = field(default=Reserve())
 
 
 def engines_for(case: Case, wish: Wish) -> dict[str, tuple[str, ...]]:
@@ -141,7 +161,8 @@ def search(asked: Mapping[str, Asked], wish: Wish) -> list[Point]:
         base = case_of(asked[f"engine={engine}"].composed.config)
         for quant, shape in _quantised(engine, base.costs.shape, wish, given):
             for kind in kinds:
-                points += _points(engine, kind, quant, _at(base, shape, placements[kind]))
+                case = _at(base, shape, placements[kind])
+                points += _points(engine, kind, quant, case, wish.reserve)
     if not points:
         raise ConfigError(
             f"--quality-floor {wish.quality_floor:g}: nothing is left to try: the model has "
@@ -207,13 +228,13 @@ def _at(base: Case, shape: ModelShape, placement: Placement) -> Case:
     return replace(base, costs=CostModel(shape, costs.machine, costs.engine), placement=placement)
 
 
-def _points(engine: str, kind: str, quant: str, case: Case) -> Iterator[Point]:
-    for placement in _sizes(kind, case):
+def _points(engine: str, kind: str, quant: str, case: Case, reserve: Reserve) -> Iterator[Point]:
+    for placement in _sizes(kind, case, reserve):
         one = replace(case, placement=placement)
-        yield Point(engine, kind, quant, one, predict(one))
+        yield Point(engine, kind, quant, one, predict(one), reserve)
 
 
-def _sizes(kind: str, case: Case) -> Iterator[Placement]:
+def _sizes(kind: str, case: Case, reserve: Reserve) -> Iterator[Placement]:
     """Yield a kind's placements: by layers on the CPU, or by experts of each layer in memory."""
     place, shape = case.placement, case.costs.shape
     if kind == "gpu_only":
@@ -224,19 +245,21 @@ def _sizes(kind: str, case: Case) -> Iterator[Placement]:
     else:
         experts = shape.num_experts
         step = max(1, -(-experts // _MOST_SIZES))
-        held = {*range(0, experts, step), *_largest(case)} - {experts}
+        largest = _largest(case, Reserve(0, 0)) | _largest(case, reserve)
+        held = {*range(0, experts, step), *largest} - {experts}
         for number in sorted(held):
             yield replace(place, gpu_ratio=number / experts)
 
 
-def _largest(case: Case) -> set[int]:
-    """Return the most experts of each layer that fit in memory; an empty set if not even none do."""
+def _largest(case: Case, reserve: Reserve) -> set[int]:
+    """Return the most experts of each layer that leave the reserve; an empty set if not even none do."""
     machine, shape = case.costs.machine, case.costs.shape
     none = predict(replace(case, placement=replace(case.placement, gpu_ratio=0.0)))
     if machine.link is None or machine.gpu is None:
-        needed, have = none.host_bytes, machine.cpu.memory_bytes
+        needed, have = none.host_bytes, machine.cpu.memory_bytes - reserve.host_bytes
     else:
-        needed, have = none.gpu_bytes, machine.gpu.memory_bytes * machine.gpu.count
+        of_each = machine.gpu.memory_bytes - reserve.gpu_bytes
+        needed, have = none.gpu_bytes, of_each * machine.gpu.count
     layers = range(case.placement.num_cpu_layers(shape), shape.num_moe_layers)
     row = sum(shape.expert_bytes(layer) for layer in layers)
     if needed > have or not row:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sim.advise import QUALITY_FLOOR, WAYS, Point, Wish, check_quants, engines_for, search, to_ask
+from sim.advise_reserve import GPU_RESERVE_BYTES, HOST_RESERVE_BYTES, Reserve
 from sim.cases import case_of
 from sim.command_line import Parser
 from sim.interval import interval_of, read_errors
@@ -18,10 +19,12 @@ from sim.mistakes import complain
 from sim.predict_answer import Asked, is_changed
 from sim.predict_cli import add_common, ask
 from sim.types import ConfigError
+from traces.out_file import check_out_folder
 
 if TYPE_CHECKING:
     from sim.advise_table import Ground
 
+_MOST_BYTES = 10**18
 _SEARCHED = ("placement", "placement.cpu_layers", "placement.gpu_ratio", "engine")
 _EPILOG = """examples:
   greenroom advise model=qwen3_30b_a3b machine=rtx4090
@@ -66,6 +69,20 @@ def make_parser() -> Parser:
         help=f"fewest bits a weight of the experts (default: {QUALITY_FLOOR:g})",
     )
     add(
+        "--reserve",
+        type=float,
+        default=GPU_RESERVE_BYTES,
+        metavar="BYTES",
+        help="memory of each GPU to leave free, if that costs little speed (default: 1 GiB)",
+    )
+    add(
+        "--reserve-host",
+        type=float,
+        default=HOST_RESERVE_BYTES,
+        metavar="BYTES",
+        help=f"the same of host memory (default: {HOST_RESERVE_BYTES:.0e})",
+    )
+    add(
         "--engines",
         metavar="NAMES",
         help=f"by commas (default of a machine with a link: {','.join(WAYS)})",
@@ -102,6 +119,8 @@ def _run(options: argparse.Namespace) -> int:
     from sim.advise_table import summary_of, table_of
 
     started_s = time.monotonic()
+    if options.out is not None:
+        check_out_folder(options.out)
     wish = wish_of(options)
     changes = None if options.compare is None else changes_of(options.compare)
     replayed = None
@@ -146,7 +165,12 @@ def wish_of(options: argparse.Namespace) -> Wish:
     floor = options.quality_floor
     if not 0 <= floor <= 32:
         raise ConfigError(f"--quality-floor {floor:g}: must be in [0, 32] bits a weight")
-    return Wish(_names(options.engines, "--engines"), quants, floor)
+    given = {"--reserve": options.reserve, "--reserve-host": options.reserve_host}
+    for flag, value in given.items():
+        if not 0 <= value <= _MOST_BYTES:
+            raise ConfigError(f"{flag} {value:g}: must be in [0, {_MOST_BYTES:g}] bytes")
+    reserve = Reserve(*map(int, given.values()))
+    return Wish(_names(options.engines, "--engines"), quants, floor, reserve)
 
 
 def _names(text: str | None, flag: str) -> tuple[str, ...] | None:
@@ -185,9 +209,11 @@ def ground_of(asked: Asked, points: Sequence[Point]) -> Ground:
     errors = read_errors()
     machine = asked.composed.choices["machine"]
     engines = dict.fromkeys(point.engine for point in points)
-    intervals = {e: interval_of(errors, e, machine, False, is_changed(asked)) for e in engines}
+    changed = is_changed(asked)
+    intervals = {e: interval_of(errors, e, machine, False, changed) for e in engines}
+    here = rows_by_engine([] if changed else errors, machine)
     given_bits = case_of(asked.composed.config).costs.shape.expert_bits
-    return Ground(rows_by_engine(errors), intervals, more_bits(points, given_bits))
+    return Ground(rows_by_engine(errors), here, intervals, more_bits(points, given_bits))
 
 
 def _folder(wished: Path | None) -> Path:

@@ -10,17 +10,19 @@ from rich.table import Table
 
 from hwmodels.units import GB
 from sim.advise import AS_GIVEN, Point, Wish, short
-from sim.advise_standing import (
-    BARELY,
-    alike_speed,
-    best_held,
-    fit_word,
-    rests_on_hits,
-    rows_words,
-    spare_words,
-)
+from sim.advise_reserve import left_words
+from sim.advise_standing import alike_speed, best_held, rests_on_hits, rows_words
 from sim.advise_table import Ground
-from sim.frontier import best_by, best_of, frontier, level_of, loses_by, too_large, ways_by_level
+from sim.frontier import (
+    best_by,
+    best_of,
+    fastest_of,
+    frontier,
+    level_of,
+    loses_by,
+    too_large,
+    ways_by_level,
+)
 from sim.limits import limit_words
 from sim.predict_report import new_console, number
 
@@ -71,8 +73,12 @@ def _print_best(
 ) -> None:
     """Print the best, the best that published rows stand behind, and the tables of what fits."""
     held, held_as = best_held(points, ground.rows)
-    for line in _best("Best", best, ground):
+    flag = "" if ground.rows.get(best.engine, 0) else " (no published row near it)"
+    for line in _best(f"Best{flag}", best, ground):
         say(line)
+    other = fastest_of([p for p in points if p.has_room] if best.fit == "barely" else points)
+    if other is not None and other is not best:
+        say(_other(other, best))
     if held is best:
         say(f"{held_as}: the same.")
     elif held is not None:
@@ -84,8 +90,8 @@ def _print_best(
         console.print(_ways(level, levels[level], ground.rows, level == max(levels)))
     console.print(_steps(points, best, ground.rows))
     say(_COLUMNS_WORDS)
-    if any(fit_word(point) == "barely" for point in points):
-        say(BARELY)
+    if any(point.fit == "barely" for point in points):
+        say(best.reserve.words)
 
 
 _COLUMNS_WORDS = (
@@ -96,7 +102,7 @@ _COLUMNS_WORDS = (
 
 def _title(points: Sequence[Point], wish: Wish, spent_s: float) -> str:
     case = points[0].case
-    words = [fit_word(point) for point in points]
+    words = [point.fit for point in points]
     barely = f" ({words.count('barely')} barely)" if "barely" in words else ""
     fitting = len(words) - words.count("no")
     return (
@@ -114,20 +120,34 @@ def _best(title: str, best: Point, ground: Ground) -> list[str]:
     ends = "" if around is None else f" (80% interval {number(around[0])} to {number(around[1])})"
     limit = limit_words(best.found, best.found.bottleneck)
     part = best.found.decode.ns[best.found.bottleneck] / best.found.tpot_ns
-    spare = spare_words(best.found)
-    fits = f"fits barely: {' and '.join(spare)} left" if spare else "fits"
+    fits = "fits" if best.has_room else "fits barely"
+    rows = rows_words(ground.rows.get(best.engine, 0), ground.rows_here.get(best.engine, 0))
     hits = ", and it rests on an assumed hit rate" if rests_on_hits(best) else ""
     lines = [
         f"{title}: engine={best.engine} {best.settings}, experts {_scheme(best)}: {number(best.speed)} "
-        f"tokens/s{ends}, prefill {number(best.found.prefill_tokens_per_s)} tokens/s, GPU memory "
-        f"{best.found.gpu_bytes / GB:.1f} GB, host memory {best.found.host_bytes / GB:.1f} GB: {fits}; "
-        f"{rows_words(ground.rows.get(best.engine, 0))}{hits}.",
+        f"tokens/s{ends}, prefill {number(best.found.prefill_tokens_per_s)} tokens/s; {fits}, with "
+        f"{left_words(best.left)}; {rows}{hits}.",
         f"Its bottleneck: {best.found.bottleneck}, {100 * part:.0f}% of a token's time: {limit}.",
     ]
     if alike is not None:
         worst = "If all experts were used alike, the worst for a cache"
         lines.append(f"{worst}: {number(alike)} tokens/s.")
     return [*lines, f"Interval, {interval.words}."]
+
+
+def _other(other: Point, best: Point) -> str:
+    """Tell of what is faster than the best and fits barely, or leaves the reserve and is too much slower."""
+    if best.has_room:
+        tight = left_words(one for one in other.left if not one.is_enough)
+        more = 100 * (other.speed / best.speed - 1)
+        how = f"Faster by {more:.1f}%, but it fits barely, with {tight}"
+    else:
+        less = 100 * (1 - other.speed / best.speed)
+        how = f"Slower by {less:.1f}%, but with {left_words(other.left)}"
+    return (
+        f"{how}: engine={other.engine} {other.settings}, experts {_scheme(other)}: "
+        f"{number(other.speed)} tokens/s."
+    )
 
 
 def _scheme(point: Point) -> str:
@@ -156,7 +176,7 @@ def _figures(point: Point, rows: Mapping[str, int]) -> list[str]:
         number(found.prefill_tokens_per_s),
         f"{found.gpu_bytes / GB:.1f}",
         f"{found.host_bytes / GB:.1f}",
-        fit_word(point),
+        point.fit,
     ]
 
 

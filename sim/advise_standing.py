@@ -1,37 +1,31 @@
-"""What a point of a search rests on: published rows of its engine, an assumed hit rate, full memory."""
+"""What a point of a search rests on: published rows of its engine, an assumed hit rate."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from hwmodels.predict import Prediction
-from hwmodels.units import GB
 from sim.advise import AS_GIVEN, Point
 from sim.frontier import best_of
 from sim.interval import FEWEST_ROWS, Missed
-from sim.predict_answer import memory, used_alike
-
-SPARE_SHARE = 0.03
-"""Of GPU memory, less than this share left is barely enough."""
-SPARE_GPU_BYTES = 500_000_000
-SPARE_HOST_BYTES = 4_000_000_000
-"""What an operating system, a desktop and other programs take at least; a rule of thumb, not measured."""
-BARELY = (
-    "Fits barely: less than 3% or 0.5 GB of GPU memory, or less than 4 GB of host memory, is left for the "
-    "operating system, the desktop and other programs."
-)
+from sim.predict_answer import used_alike
 
 
-def rows_by_engine(errors: Iterable[Missed]) -> Counter[str]:
-    """Return how many complete published decode rows each engine has; 0 for one that has none."""
-    return Counter(row.engine for row in errors if row.is_complete and not row.is_prefill)
+def rows_by_engine(errors: Iterable[Missed], machine: str | None = None) -> Counter[str]:
+    """Return how many complete published decode rows each engine has, on one machine or all."""
+    return Counter(
+        row.engine
+        for row in errors
+        if row.is_complete and not row.is_prefill and machine in (None, row.machine)
+    )
 
 
-def rows_words(number: int) -> str:
-    """Return how many published rows an engine has, in words."""
-    told = {0: "no complete published row", 1: "one complete published row"}
-    return f"{told.get(number, f'{number} complete published rows')} of this engine"
+def rows_words(number: int, here: int) -> str:
+    """Say how many published rows an engine has, and how many of them are of the machine asked for."""
+    if not number:
+        return "no complete published row of this engine"
+    rows = "one complete published row" if number == 1 else f"{number} complete published rows"
+    return f"{rows} of this engine, {here or 'none'} on this machine"
 
 
 def rests_on_hits(point: Point) -> bool:
@@ -49,7 +43,7 @@ def alike_speed(point: Point) -> float | None:
 
 
 def best_with_rows(points: Sequence[Point], rows: Mapping[str, int]) -> Point | None:
-    """Return the fastest that fits of ways held against published rows.
+    """Return the best that fits of ways held against published rows.
 
     Such are those of engines with enough rows, and those of engines with any that need no assumed hit
     rate.
@@ -58,7 +52,7 @@ def best_with_rows(points: Sequence[Point], rows: Mapping[str, int]) -> Point | 
 
 
 def best_held(points: Sequence[Point], rows: Mapping[str, int]) -> tuple[Point | None, str]:
-    """Return the fastest that fits of ways held against published rows, and what it is the best of.
+    """Return the best that fits of ways held against published rows, and what it is the best of.
 
     Where none fits, it is the fastest of all that need no assumed hit rate.
     """
@@ -74,30 +68,6 @@ def best_held(points: Sequence[Point], rows: Mapping[str, int]) -> tuple[Point |
 
 def _is_held(point: Point, number: int) -> bool:
     return number >= FEWEST_ROWS or (number > 0 and not rests_on_hits(point))
-
-
-def spare_words(found: Prediction) -> list[str]:
-    """Return, for each memory that is nearly full, what is left of it; empty where all have room.
-
-    Of a single memory what counts is what is left for the host. One that does not suffice is not told.
-    """
-    told = []
-    for name, room in memory(found).items():
-        left = room["have"] - room["needed"]
-        least = SPARE_HOST_BYTES
-        if name == "gpu":
-            least = max(SPARE_GPU_BYTES, SPARE_SHARE * room["have"])
-        if 0 <= left < least:
-            label = "GPU" if name == "gpu" else name
-            told.append(f"{left / GB:.1f} of {room['have'] / GB:.1f} GB of {label} memory")
-    return told
-
-
-def fit_word(point: Point) -> str:
-    """Return ``no``, ``barely`` or ``yes``."""
-    if not point.fits:
-        return "no"
-    return "barely" if spare_words(point.found) else "yes"
 
 
 def more_bits(points: Sequence[Point], given_bits: float) -> list[str]:

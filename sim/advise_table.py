@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sim.advise import Point, Wish
-from sim.advise_standing import alike_speed, best_held, fit_word, rests_on_hits, spare_words
-from sim.frontier import best_by, best_of, frontier, level_of, loses_by, too_large, ways_by_level
+from sim.advise_reserve import TOLERANCE
+from sim.advise_standing import alike_speed, best_held, rests_on_hits
+from sim.frontier import (
+    best_by,
+    best_of,
+    fastest_of,
+    frontier,
+    level_of,
+    loses_by,
+    too_large,
+    ways_by_level,
+)
 from sim.interval import Interval
 from sim.limits import limit_words
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What an advice rests on beside its points: published rows and the interval by engine, and notes."""
+    """What an advice rests on beside its points, by engine: published rows, those here, intervals."""
 
     rows: Mapping[str, int]
+    rows_here: Mapping[str, int]
     intervals: Mapping[str, Interval]
     notes: Sequence[str] = field(default=())
 
@@ -41,7 +52,8 @@ def row_of(point: Point, rows: Mapping[str, int]) -> dict[str, Any]:
         "gpu_bytes": found.gpu_bytes,
         "host_bytes": found.host_bytes,
         "fits": point.fits,
-        "fits_barely": fit_word(point) == "barely",
+        "fits_barely": point.fit == "barely",
+        **{f"{one.memory}_bytes_left": one.bytes for one in point.left},
         "problems": "; ".join(found.problems),
         "bottleneck": found.bottleneck,
     }
@@ -64,11 +76,15 @@ def summary_of(
     """Return what a search came to: the best, the best of each way and scheme, the frontier, why."""
     rows = ground.rows
     held, held_as = best_held(points, rows)
+    fastest, roomy = fastest_of(points), fastest_of([p for p in points if p.has_room])
     return {
         "points": len(points),
         "fitting": sum(point.fits for point in points),
         "quality_floor_bits": wish.quality_floor,
+        "reserve": {**asdict(wish.reserve), "tolerance": TOLERANCE},
         "best": _best(best_of(points), ground, "Best"),
+        "fastest_that_fits": None if fastest is None else row_of(fastest, rows),
+        "fastest_with_reserve": None if roomy is None else row_of(roomy, rows),
         "best_held": _best(held, ground, held_as),
         "best_by_quant": [row_of(point, rows) for point in best_by(points, "quant")],
         "best_by_way": _ways(points, rows),
@@ -91,7 +107,7 @@ def _best(point: Point | None, ground: Ground, what: str) -> dict[str, Any] | No
         "tokens_per_s_interval": None if around is None else list(around),
         "interval_from": interval.words,
         "limit": limit_words(point.found, point.found.bottleneck),
-        "left": spare_words(point.found),
+        "published_rows_here": ground.rows_here.get(point.engine, 0),
     }
 
 

@@ -7,6 +7,7 @@ the last digit. A mistake of the caller's raises ConfigError with one line that 
 from __future__ import annotations
 
 import json
+import operator
 import os
 import tempfile
 from collections.abc import Sequence
@@ -20,10 +21,13 @@ from sim.api_mistakes import plain_mistakes
 from sim.api_results import Comparison, Run, Sweep
 from sim.settings import did_you_mean
 from sim.types import ConfigError
+from traces.out_file import check_out_folder
 from traces.schema import Trace
 
 Folder = str | os.PathLike[str] | None
 Dirs = Sequence[str | os.PathLike[str]]
+_PARAMETERS = ("policies", "baseline", "trace", "config_dirs", "folder", "workers", "progress")
+"""Those of :func:`sweep` and :func:`compare` that are no settings of the sweep."""
 
 
 @plain_mistakes()
@@ -40,6 +44,12 @@ def load_trace(source: TraceLike = "tiny") -> Trace:
     -------
     Trace
         Header and columns, its arrays read-only; that of a very large file stays in the file.
+
+    Examples
+    --------
+    >>> trace = greenroom.load_trace("tiny")
+    >>> trace.meta.num_layers, trace.meta.num_experts, trace.meta.top_k
+    (8, 32, 4)
     """
     from sim import build
 
@@ -75,6 +85,14 @@ def simulate(
         Where the run's files go; None: to a temporary folder that lasts as long as the result.
     events
         Whether every copy and kernel is kept too.
+
+    Examples
+    --------
+    >>> run = greenroom.simulate("cache.ratio=0.25", "workload.requests=[24,25]", policy="lru")
+    >>> 0 < run.summary["hit_rate"] < 1
+    True
+    >>> len(run.steps) == run.summary["steps"]
+    True
     """
     from sim.composing import compose_config
     from sim.own_options import with_folders
@@ -88,6 +106,7 @@ def simulate(
     if trace is not None:
         inputs.add_trace(trace)
     inputs.add_folders(config_dirs)
+    inputs.check_once(overrides)
     settings = [*inputs.overrides, *overrides, *(["output.events=true"] if events else [])]
     _check_overrides(settings)
     config = compose_config("config", with_folders(settings, inputs.config_dirs))
@@ -131,6 +150,13 @@ def sweep(
     A point that fails is among ``failed`` and does not stop the others.
 
     Raises ConfigError where nothing can be run, or every point has failed.
+
+    Examples
+    --------
+    >>> one = ["workload.requests=[24,25]", "output.belady=false"]
+    >>> sweep = greenroom.sweep(*one, "cache.ratio=0.25,0.5", policies=["lru"], engine="serial")
+    >>> sweep.by_setting("hit_rate")["lru"].is_monotonic_increasing
+    True
     """
     from sim.progress import sweep_bar
     from sim.sweeps.coordinator import run_sweep
@@ -144,6 +170,7 @@ def sweep(
         _check_classes(inputs, own, settings)
     if workers is not None:
         settings["workers"] = workers
+    inputs.check_once(overrides)
     words = [*inputs.overrides, *overrides, *_settings(settings), f"sweep.dir={quoted(str(own))}"]
     inputs.add_folders(config_dirs)
     outcome = run_sweep(words, inputs.config_dirs, bar=sweep_bar if progress else None)
@@ -176,6 +203,13 @@ def compare(
     baseline
         The name of the one whose speed the others' is divided by; None: ``ablation_base``, ``lru`` or
         ``on_demand``, the first that is there, else the first of ``policies``.
+
+    Examples
+    --------
+    >>> one = ["workload.requests=[24,25]", "output.belady=false", "cache.ratio=0.5"]
+    >>> contest = greenroom.compare(*one, policies=["lru", "fiddler"], engine="serial")
+    >>> contest.baseline, list(contest.league.index)
+    ('lru', ['fiddler', 'lru'])
     """
     from sim.league import usual_baseline
 
@@ -204,7 +238,9 @@ def compare(
 def _folder_of(folder: Folder) -> tuple[Path, tempfile.TemporaryDirectory[str] | None]:
     """Return the folder for results, absolute, and what takes it away again if it is a temporary one."""
     if folder is not None:
-        return Path(folder).expanduser().absolute(), None
+        own = Path(folder).expanduser().absolute()
+        check_out_folder(own, "folder =")
+        return own, None
     temporary = tempfile.TemporaryDirectory(prefix="greenroom-")
     return Path(temporary.name), temporary
 
@@ -232,16 +268,20 @@ def _settings(settings: dict[str, Any]) -> list[str]:
     words = [f"sweep={engine}"]
     for name, value in settings.items():
         if name not in known and engine in ("pool", "serial"):
-            near = did_you_mean(name, [*known, "policies", "trace", "config_dirs", "folder"])
+            near = did_you_mean(name, [*known, *_PARAMETERS])
             raise ConfigError(f"{name} = {value}: no such setting of a sweep{near}")
-        words.append(f"sweep.{name}={_text(value)}")
+        words.append(f"sweep.{name}={_text(name, value)}")
     return words
 
 
-def _text(value: Any) -> str:
+def _text(name: str, value: Any) -> str:
     if isinstance(value, str | os.PathLike):
         return quoted(os.fspath(value))
-    return json.dumps(value)
+    try:
+        return json.dumps(value, default=operator.index)  # of NumPy's whole numbers
+    except TypeError:
+        kind = type(value).__name__
+        raise ConfigError(f"{name} = {kind}: must be a text, a number, a list or None") from None
 
 
 def _check_classes(inputs: Inputs, folder: Path, settings: dict[str, Any]) -> None:

@@ -133,6 +133,12 @@ def stats(
         ``prefill``, ``decode`` or ``all``; None: decode, or all where nothing is decoded.
     curve_tokens
         First tokens to replay through caches of all sizes; None: by the model's size.
+
+    Examples
+    --------
+    >>> found = greenroom.stats("tiny_logits", phase="prefill", curve_tokens=200)
+    >>> found.verdict.columns.tolist()
+    ['answer', 'because']
     """
     from pathlib import Path
 
@@ -172,6 +178,12 @@ def predict(
         The scheme of the weights, as ``"Q4_K_M"``; None: as the model's file says.
     config_dirs
         Folders of your own options.
+
+    Examples
+    --------
+    >>> found = greenroom.predict("model=gpt_oss_120b", "machine=rtx4090", "placement.cpu_layers=24")
+    >>> found.fits, found.answer["bottleneck"]["part"]
+    (True, 'CPU: experts')
     """
     from sim.advise import check_quants
     from sim.interval import read_errors
@@ -194,6 +206,8 @@ def advise(
     engines: Sequence[str] | None = None,
     quality_floor: float | None = None,
     context_tokens: int | None = None,
+    reserve: float | None = None,
+    reserve_host: float | None = None,
     trace: TraceLike | None = None,
     config_dirs: Dirs = (),
 ) -> Advice:
@@ -209,6 +223,15 @@ def advise(
         Fewest bits a weight of the experts; None: 4.
     context_tokens
         Tokens of context; None: as the settings say.
+    reserve, reserve_host
+        Bytes of each GPU's memory, and of the host's, that the best leaves free if that costs little speed;
+        None: 1 GiB and 4 GB.
+
+    Examples
+    --------
+    >>> found = greenroom.advise("model=gpt_oss_120b", "machine=rtx4090", engines=["llama_cpp"])
+    >>> found.summary["best"]["settings"]
+    'placement=cpu_layers placement.cpu_layers=25'
     """
     import time
 
@@ -217,6 +240,7 @@ def advise(
     from sim.advise import QUALITY_FLOOR, search
     from sim.advise_cli import ask_all, ground_of, wish_of
     from sim.advise_report import print_advice
+    from sim.advise_reserve import GPU_RESERVE_BYTES, HOST_RESERVE_BYTES
     from sim.advise_table import summary_of, table_of
 
     started_s = time.monotonic()
@@ -225,6 +249,8 @@ def advise(
     options.quant, options.engines = _joined(quants), _joined(engines)
     options.quality_floor = QUALITY_FLOOR if quality_floor is None else quality_floor
     options.context = context_tokens
+    options.reserve = GPU_RESERVE_BYTES if reserve is None else reserve
+    options.reserve_host = HOST_RESERVE_BYTES if reserve_host is None else reserve_host
     wish = wish_of(options)
     asked = ask_all(options, wish)
     points = search(asked, wish)
@@ -251,6 +277,11 @@ def check_policy(policy: PolicyLike, *overrides: str, config_dirs: Dirs = ()) ->
     -------
     DataFrame
         A row a check: its verdict (``ok``, ``fails``, ``does not apply``) and what was seen.
+
+    Examples
+    --------
+    >>> "fails" in set(greenroom.check_policy("lru")["verdict"])
+    False
     """
     import pandas as pd
 

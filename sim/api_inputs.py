@@ -27,6 +27,12 @@ TraceLike = str | os.PathLike[str] | Trace
 """A bundled trace's name, a file in any format that is read, or a trace in memory."""
 
 _LRU = "sim.policies.classic.LRU"
+_PARAMETER_OF = {
+    "policy": "policy or policies",
+    "trace": "trace",
+    "trace.path": "trace",
+    "sweep.dir": "folder",
+}
 _PLAIN = re.compile(r"[\w./~+@%-]+")
 
 
@@ -57,6 +63,14 @@ class Inputs:
         if names:
             self.overrides.append(f"policy={','.join(names)}")
         return names
+
+    def check_once(self, overrides: Sequence[str]) -> None:
+        """Raise ConfigError for an override of what a parameter sets: one of them would not count."""
+        own = {_key_of(text) for text in self.overrides}
+        for text in overrides:
+            key = _key_of(text)
+            if key in own or key == "sweep.dir":
+                raise ConfigError(f"{text}: the parameter {_PARAMETER_OF[key]} is for that")
 
     def add_folders(self, folders: Sequence[str | os.PathLike[str]]) -> None:
         """Look for options in the user's own folders too."""
@@ -165,6 +179,10 @@ class Inputs:
         if kind.__module__ == "__main__":
             self.main_classes.append(kind)
         return path
+
+
+def _key_of(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0].strip()
 
 
 def quoted(text: str) -> str:

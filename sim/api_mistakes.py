@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from sim.api_arguments import check_arguments, in_words_of
 from sim.types import ConfigError
 
 P = ParamSpec("P")
@@ -30,10 +30,10 @@ def plain_mistakes(config: str = "config") -> Callable[[Callable[P, R]], Callabl
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
-                _check_names(function, kwargs)
+                check_arguments(function, args, kwargs)
                 return function(*args, **kwargs)
             except Exception as error:
-                told = _told(error, config)
+                told = _told(error, function, config)
                 if told is None:
                     raise
             raise told
@@ -43,7 +43,7 @@ def plain_mistakes(config: str = "config") -> Callable[[Callable[P, R]], Callabl
     return decorate
 
 
-def _told(error: Exception, config: str) -> ConfigError | None:
+def _told(error: Exception, function: Callable[..., Any], config: str) -> ConfigError | None:
     from sim.mistakes import explain
 
     is_hydra = "hydra" in type(error).__module__  # some of its errors are OSErrors too
@@ -52,7 +52,7 @@ def _told(error: Exception, config: str) -> ConfigError | None:
     message = explain(error, config)
     if message is None:
         return None
-    told: Any = ConfigError(message)
+    told: Any = ConfigError(in_words_of(function, message))
     told._render_traceback_ = lambda *_: _shown(told)  # what IPython asks an error for
     return told
 
@@ -68,17 +68,3 @@ def _shown(error: ConfigError) -> list[str]:
 def _is_ours(file: Path) -> bool:
     """Tell whether a frame is of this project or an installed one, and not the caller's."""
     return "site-packages" in file.parts or any(file.is_relative_to(place) for place in _OURS)
-
-
-def _check_names(function: Callable[..., Any], given: dict[str, Any]) -> None:
-    """Refuse a keyword that the function does not have, with the nearest that it has."""
-    from sim.settings import did_you_mean
-
-    known = inspect.signature(function).parameters
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values()):
-        return
-    names = [n for n, one in known.items() if one.kind is not inspect.Parameter.VAR_POSITIONAL]
-    for name in given:
-        if name not in names:
-            called = f"{function.__name__}({name}=...)"
-            raise ConfigError(f"{called}: no such parameter{did_you_mean(name, names)}")

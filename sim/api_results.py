@@ -102,7 +102,8 @@ class Run:
         return draw_figure(name, self.folder, options)
 
     def __repr__(self) -> str:
-        return f"Run({', '.join(f'{key}={value}' for key, value in _short(self.summary).items())})"
+        cells = _short(self.summary).items()
+        return f"Run({', '.join(f'{key}={_rounded(value)}' for key, value in cells)})"
 
     def _repr_html_(self) -> str:
         return _html_of_run(self.summary)
@@ -233,7 +234,8 @@ class Comparison:
         return self.sweep.plot(name, **options)
 
     def __repr__(self) -> str:
-        return f"Comparison(baseline={self.baseline!r})\n{self.league.to_string()}"
+        known = self.league.dropna(axis=1, how="all")
+        return f"Comparison(baseline={self.baseline!r})\n{known.to_string()}"
 
     def _repr_html_(self) -> str:
         known = self.league.dropna(axis=1, how="all")
@@ -271,6 +273,13 @@ def _html_of_sweep(rows: Sequence[Row], notes: Sequence[str]) -> str:
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f"{table}{_paragraphs(notes)}"
+
+
+def _rounded(value: Any) -> str:
+    """Return a number with four figures, or as a whole one; a text as it is."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
 
 
 def _paragraphs(notes: Sequence[str]) -> str:

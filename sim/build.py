@@ -71,12 +71,10 @@ def build(
     workload.one_by_one = one_by_one
     if warm_up is not None:
         warm_up.one_by_one = one_by_one
-    shape = ModelShape.from_mapping(config["model"], f"model/{config['model'].get('name')}")
+    shape, machine, engine = described(config)
     meta = trace.meta
     shape = shape.priced_as(meta.num_layers, meta.num_experts, meta.top_k)
     shape = _with_low_copies(config["policy"], shape)
-    engine = Engine.from_mapping(config["engine"], f"engine/{config['engine'].get('name')}")
-    machine = Machine.from_mapping(config["machine"], f"machine/{config['machine'].get('name')}")
     costs = CostModel(shape, _as_read(machine, engine), engine)
     supply = Supply(config, workload, calibration, warm_up)
     build_former(config, workload, supply)
@@ -99,6 +97,17 @@ def build(
         calibration=calibration,
         warm_up=warm_up,
     )
+
+
+def described(config: Mapping[str, Any]) -> tuple[ModelShape, Machine, Engine]:
+    """Return the model, machine and engine of a configuration; HardwareError for the first mistake."""
+
+    def name(group: str) -> str:
+        return f"{group}/{config[group].get('name')}"
+
+    shape = ModelShape.from_mapping(config["model"], name("model"))
+    engine = Engine.from_mapping(config["engine"], name("engine"))
+    return shape, Machine.from_mapping(config["machine"], name("machine")), engine
 
 
 def _with_low_copies(policy: Mapping[str, Any], shape: ModelShape) -> ModelShape:

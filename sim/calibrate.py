@@ -28,6 +28,7 @@ from sim.command_line import Parser
 from sim.mistakes import complain
 from sim.own_options import add_config_dirs, check_folders
 from sim.types import ConfigError
+from traces.out_file import check_out, check_out_folder, is_special
 
 _EPILOG = """examples:
   greenroom calibrate                                       the calibrations that come with it
@@ -116,8 +117,17 @@ def _run(options: argparse.Namespace) -> None:
 
     if not options.name.replace("_", "").isalnum():
         raise ConfigError(f"--name {options.name}: must be letters, digits and _")
+    for flag, folder in (("--out", options.out), ("--results", options.results)):
+        if folder is not None:
+            check_out_folder(Path(folder), f"{flag} is")
+    if options.errors is not None and not is_special(Path(options.errors)):
+        check_out(Path(options.errors), None, "--errors is")
     spec = read_specification(options.calibration, options.rows, options.machine)
     if spec.whole:
+        if options.errors is not None:
+            raise ConfigError(
+                f"--errors: {spec.name} makes files of a machine, without such errors"
+            )
         from sim.calibrate_machine import run_whole
 
         run_whole(spec, options.out, options.results)
@@ -129,17 +139,21 @@ def _run(options: argparse.Namespace) -> None:
     kinds = [] if options.no_leave_one_out else [spec.leave_out]
     kinds += ["machine"] if options.errors is not None else []
     found = calibrate(spec, files, options.config_dirs, kinds)
+    if options.errors is not None and found.fit is None:
+        raise ConfigError(f"--errors: without a fit there are none. {' '.join(found.notes)}")
     written = {}
     if options.out is not None:
         machines = [row.composed.choices for row in found.every]
         name, out = options.name, Path(options.out)
         written = option_files(out, name, spec.name, changes_of(found), machines, files)
     folder = results_folder(options.results)
-    print_report(found)
     write_report(found, folder)
     if options.errors is not None:
         write_errors(found, Path(options.errors))
     write_files(written)
+    print_report(found)
+    if options.errors is not None:
+        print(f"Errors: {options.errors}")
     print(f"Results: {folder}")
     for path in written:
         print(f"Written: {path}")

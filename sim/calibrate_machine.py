@@ -58,6 +58,7 @@ def run_whole(
     folder = results_folder(results)
     for name, found in made.fits.items():
         write_report(found, folder if name == spec.machine else folder / name)
+    write_files(made.files)
     if not brief:
         print_report(made.fits[str(spec.machine)])
     for name, found in made.fits.items():
@@ -65,7 +66,6 @@ def run_whole(
         print(f"{name}: its rows are missed, in the median (at most), by: {', '.join(misses)}")
         for table in found.tables:
             print(f"{table.field.name}: a table of {len(table.value)} rows: {table.why}")
-    write_files(made.files)
     print(f"Results: {folder}")
     for path in made.files:
         print(f"Written: {path}")

@@ -23,7 +23,7 @@ from sim.calibrate_tables import read_table
 from sim.cases import GROUPS, Composed, case_of, compose_case
 from sim.mistakes import explain
 from sim.own_options import SEARCHPATH
-from sim.settings import did_you_mean
+from sim.settings import did_you_mean, is_number
 from sim.types import ConfigError
 
 METRICS = {
@@ -35,6 +35,8 @@ METRICS = {
 """What an end-to-end row may have measured, and its unit."""
 PROMPT = ("prefill_tokens_per_s", "ttft_s")
 """Those that are of a prompt."""
+_MOST = 1e24
+"""No time or speed comes near it, and what is made of two of them stays finite."""
 _DEFAULTS = {"metric": "decode_tokens_per_s", "complete": True}
 _NOT_ASKED = ("id", "machine", "engine", "source", "note")
 """Columns of a microbenchmark that are not its own."""
@@ -264,15 +266,13 @@ def _value(where: str, row: Mapping[str, Any]) -> tuple[float, float]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ConfigError(f"{where}: value = {value}: must be a number") from None
     ends = value if isinstance(value, list) else [value]
     for end in ends:
-        is_number = isinstance(end, int | float) and not isinstance(end, bool)
-        if not is_number or not math.isfinite(end) or end <= 0:
-            raise ConfigError(
-                f"{where}: value = {value}: must be a finite number > 0, or [low, high]"
-            )
+        if not is_number(end) or not 1 / _MOST <= end <= _MOST:
+            rule = f"must be a number from {1 / _MOST:g} to {_MOST:g}, or [low, high]"
+            raise ConfigError(f"{where}: value = {value}: {rule}")
     if len(ends) not in (1, 2) or ends[-1] < ends[0]:
         raise ConfigError(f"{where}: value = {value}: must be a number, or [low, high]")
     return math.sqrt(ends[0] * ends[-1]), math.log(ends[-1] / ends[0]) / 2
@@ -282,7 +282,7 @@ def _sigma(where: str, row: Mapping[str, Any], usual: float) -> float:
     given = row.get("sigma", usual)
     try:
         sigma = float(given)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         sigma = math.nan
     if not (math.isfinite(sigma) and sigma > 0):
         raise ConfigError(f"{where}: sigma = {given}: must be a finite number > 0")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from hwmodels.fitting import LOSSES
-from sim.settings import did_you_mean
+from sim.settings import did_you_mean, is_finite
 from sim.types import ConfigError
 
 SCALES = ("log", "linear")
 ALONE = "row"
 _MOST_VALUES = 1_000_000
+_MOST = 1e24
+"""No figure comes near it, and squares of quotients of two such stay finite in a fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ def _rows_path(path: Path, given: Any, instead: str | None) -> Path:
     if instead is not None:
         found = Path(instead)
     elif isinstance(given, str) and given:
-        found = (path.parent / given).resolve()
+        found = Path(os.path.realpath(path.parent / given))  # which stands a link to itself
     else:
         raise ConfigError(f"{path}: rows: missing, must be given (here, or with --rows TABLE)")
     if not found.is_file():
@@ -223,9 +225,11 @@ def _filters(path: Path, key: str, given: Any) -> dict[str, Any]:
 
 def _number(path: Path, key: str, value: Any, least: float | None = 0) -> float:
     """Return a finite number, which must be above ``least``."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):
+    if not is_finite(value):
         raise ConfigError(f"{path}: {key} = {value}: must be a finite number")
+    if abs(value) > _MOST or (least is not None and 0 < value < 1 / _MOST):
+        rule = f"must be at most {_MOST:g} in size, and no nearer to 0 than {1 / _MOST:g}"
+        raise ConfigError(f"{path}: {key} = {value}: {rule}")
     if least is not None and value <= least:
         raise ConfigError(f"{path}: {key} = {value}: must be > {least}")
     return float(value)

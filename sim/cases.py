@@ -35,13 +35,13 @@ def compose_case(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> C
     ``config_dirs``: folders of the user's own options, of which an earlier one hides a later one's of the
     same name. Costs about a tenth of a second.
     """
-    from hydra import compose, initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
+    from hydra import compose
     from omegaconf import OmegaConf, open_dict
 
+    from sim.composing import composing
+
     given = with_folders(overrides, config_dirs)
-    GlobalHydra.instance().clear()
-    with initialize_config_module("conf", version_base="1.3"):
+    with composing():
         whole = compose("predict", overrides=given, return_hydra_config=True)
         choices = {
             str(group): str(option)

@@ -112,8 +112,8 @@ def _print_all(entries: list[Entry]) -> None:
     console = screen()
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("policy", no_wrap=True)
-    table.add_column("what it is")
-    table.add_column("says of itself")
+    table.add_column("what it is", min_width=30)
+    table.add_column("says of itself", min_width=16)
     for entry in entries:
         table.add_row(entry.name, entry.summary, ", ".join(entry.labels))
     console.print(table)

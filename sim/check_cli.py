@@ -54,8 +54,11 @@ def compose_policy(policy: str, overrides: Sequence[str]) -> dict[str, Any]:
 
     Classes that a file names are found beside it, beside its configuration folder, and where one is.
     """
-    from hydra import compose, initialize_config_module
+    from hydra import compose
     from omegaconf import OmegaConf
+
+    from sim.composing import composing
+    from sim.yaml_aliases import check_aliases
 
     file, search = Path(policy), list[str]()
     if file.suffix in (".yaml", ".yml"):
@@ -69,8 +72,9 @@ def compose_policy(policy: str, overrides: Sequence[str]) -> dict[str, Any]:
                 sys.path.append(str(place))
     else:
         name = policy
-    with initialize_config_module("conf", version_base="1.3"):
+    with composing():
         if file.suffix and not search:
+            check_aliases(file)
             config = compose("config", overrides=list(overrides))
             OmegaConf.set_struct(config, False)
             config.policy = OmegaConf.load(file)

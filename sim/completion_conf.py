@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.config_groups import GROUPS, WITH_EXPERIMENTS
+from sim.yaml_aliases import explodes
 
 _CONF = Path(__file__).parents[1] / "conf"
 _SELF = "_self_"
@@ -83,7 +84,9 @@ class Conf:
         file = self._file(name)
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         try:
-            found = {} if file is None else yaml.load(file.read_text("utf-8"), loader)
+            if file is None or explodes(file):
+                return {}
+            found = yaml.load(file.read_text("utf-8"), loader)
         except (yaml.YAMLError, OSError, UnicodeError):
             return {}
         return dict(found) if isinstance(found, Mapping) else {}

@@ -27,7 +27,6 @@ _OF = {
     "sim package": ["@node"],
     "sim config_dir": ["@folder"],
     "sim config_path": ["@folder"],
-    "sim experimental_rerun": ["@file"],
     "generate model": ["tiny", "@file"],
     "generate tier": ["ram", "storage"],
     "generate device": _DEVICES,

@@ -9,10 +9,13 @@ from typing import Any
 
 @contextmanager
 def composing() -> Iterator[None]:
-    """Keep Hydra ready to compose configurations of ``conf/``."""
+    """Keep Hydra ready to compose configurations of ``conf/``, guarded as sim.hydra_guard tells."""
     from hydra import initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
 
+    from sim.hydra_guard import guard_hydra
+
+    guard_hydra()
     GlobalHydra.instance().clear()
     with initialize_config_module("conf", version_base="1.3"):
         yield

@@ -6,11 +6,15 @@ at once, so its rows do not overlap. The low-precision copy of an expert has the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from sim.tables import Table
-from sim.types import LayerPlan, StepInfo
+from sim.types import LayerPlan, StepInfo, View
+
+if TYPE_CHECKING:
+    from sim.residency import Residency
 
 EVENT_COLUMNS = (
     "start_ns",
@@ -98,6 +102,12 @@ class EventLog:
     def rows(self) -> list[tuple[int, ...]]:
         """The rows so far, where the table keeps them."""
         return self.table.rows
+
+    def follow(self, residency: Residency, view: View, now_ns: Callable[[], int]) -> None:
+        """Record which experts are in the cache, and from now on all that come and go."""
+        for key in residency.resident():
+            self.moved(-1, key, True, 0)
+        residency.watch = lambda key, is_in: self.moved(view.step.step, key, is_in, now_ns())
 
     def layer(
         self, info: StepInfo, kind: Kind, unit: int, layer: int, start_ns: int, end_ns: int

@@ -12,7 +12,8 @@ from sim.command_line import Parser
 from sim.mistakes import complain
 from traces.exporters.formats import EXPORTS, Export, export_named
 from traces.importers.by_name import read_any
-from traces.out_file import check_out
+from traces.out_file import check_out, is_special
+from traces.part import Part, split_part
 from traces.store import is_trace_file, iter_trace
 from traces.trace import Trace, TraceError
 
@@ -61,13 +62,14 @@ def _export(options: argparse.Namespace) -> None:
     form = export_named(options.format)
     if options.path is None:
         raise TraceError(f"{options.format}: TRACE is missing: must be the trace to export")
-    path = _file_of(options.path)
+    words, part = split_part(options.path)
+    path = _file_of(words)
     out = options.out or _default_out(path, form)
     if out.exists() and (options.out is None or out.samefile(path)):
         rule = "must be a new file" if options.out is None else "must not be the trace to export"
         raise TraceError(f"{out}: is there already: {rule}; --out names it")
-    check_out(out, None)
-    counter = _Counted(_chunks(path))
+    check_out(out, None if is_special(out) else form.suffix)
+    counter = _Counted(_chunks(path, part, options.path))
     lost = form.writer()(counter, out)
     print(f"{out}: {counter.num_rows} tokens of {options.path}, {form.what}")
     for what in lost:
@@ -88,9 +90,11 @@ def _default_out(path: Path, form: Export) -> Path:
     return Path(f"{stem}.{form.name}{form.suffix}")
 
 
-def _chunks(path: Path) -> Iterator[Trace]:
-    """Yield a trace by row group, so that one larger than memory passes through."""
-    if is_trace_file(path):
+def _chunks(path: Path, part: Part | None, name: str) -> Iterator[Trace]:
+    """Yield a trace by row group, so that one larger than memory passes through; a part of one whole."""
+    if part is not None:
+        yield part.of(read_any(path), name)
+    elif is_trace_file(path):
         yield from iter_trace(path)
     else:
         yield read_any(path)

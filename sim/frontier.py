@@ -6,12 +6,21 @@ import re
 from collections.abc import Mapping, Sequence
 
 from sim.advise import AS_GIVEN, Point
+from sim.advise_reserve import TOLERANCE
 
 
 def best_of(points: Sequence[Point]) -> Point | None:
+    """Return the best point that fits: the fastest, unless it fits barely and one almost as fast has room."""
+    fastest = fastest_of(points)
+    if fastest is None or fastest.has_room:
+        return fastest
+    least = (1 - TOLERANCE) * fastest.speed
+    return fastest_of([p for p in points if p.speed >= least and p.has_room]) or fastest
+
+
+def fastest_of(points: Sequence[Point]) -> Point | None:
     """Return the fastest point that fits; among equals the one of more bits, then of less memory."""
-    fitting = [point for point in points if point.fits]
-    return max(fitting, key=_merit) if fitting else None
+    return max((point for point in points if point.fits), key=_merit, default=None)
 
 
 def _merit(point: Point) -> tuple[float, float, int]:
@@ -32,7 +41,7 @@ def frontier(points: Sequence[Point]) -> list[Point]:
 
 
 def best_by(points: Sequence[Point], *fields: str) -> list[Point]:
-    """Return the fastest point that fits for each value of the fields, the fastest first."""
+    """Return the best point that fits for each value of the fields, the fastest first."""
     groups: dict[tuple[object, ...], list[Point]] = {}
     for point in points:
         groups.setdefault(tuple(getattr(point, field) for field in fields), []).append(point)
@@ -76,7 +85,7 @@ def _nearest(schemes: Mapping[str, float], bits: float) -> str:
 
 
 def too_large(points: Sequence[Point]) -> list[Point]:
-    """Return, for each engine, the fastest point that does not fit and is faster than all that do.
+    """Return, for each engine, the fastest point that does not fit and is faster than the best that does.
 
     Of ways without any that fits, the one that needs least.
     """

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sim.events import EventLog, Kind, Lane
 from sim.gpu import GPU
@@ -148,10 +149,15 @@ class Kernels:
         if plan.groups is None or len(plan.groups) < 2:
             return cost(routing.layer, [routing.num_tokens(key) for key in keys], packed)
         rows = [routing.token_ids(key % self._keys.num_experts) for key in keys]
+        return self._by_groups_ns(plan, routing.layer, rows)
+
+    def _by_groups_ns(self, plan: LayerPlan, bank: int, rows: Sequence[NDArray[np.intp]]) -> int:
+        """Return the time of experts of a bank, each with its ``rows``, micro-batch by micro-batch."""
         total_ns = 0
-        for group in plan.groups:
+        for group in plan.groups or ():
             shares = [int(np.isin(group, tokens).sum()) for tokens in rows]
-            total_ns += cost(routing.layer, [count for count in shares if count], packed)
+            counts = [count for count in shares if count]
+            total_ns += self._costs.experts_gpu_ns(bank, counts, plan.packed)
         return total_ns
 
     def _run_on(
@@ -211,11 +217,7 @@ class MixedKernels(Kernels):
             return cost(bank, [routing.num_tokens(key) for key in keys], packed)
         is_low = self._keys.is_low(keys[0])
         rows = [routing.token_ids(key % num_experts, is_low) for key in keys]
-        total_ns = 0
-        for group in plan.groups:
-            shares = [int(np.isin(group, tokens).sum()) for tokens in rows]
-            total_ns += cost(bank, [count for count in shares if count], packed)
-        return total_ns
+        return self._by_groups_ns(plan, bank, rows)
 
 
 def kernels_of(

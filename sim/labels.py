@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Row = Mapping[str, Any]
 
+UNSET = "-"
+"""What a row says of a setting that it leaves as it is by default."""
 CHOICES = ("trace", "model", "machine", "engine", "batch_size")
 _SIZES = {"cache.ratio", "cache.bytes", "cache.joint_bytes"}
 _SHOWN = {*CHOICES, *_SIZES, "policy", "workload.batch_size"}
@@ -25,14 +27,14 @@ def varying(rows: Sequence[Row]) -> list[str]:
 
 def value(row: Row, field: str) -> str:
     """Return a field of a row as text; the value of an override where it is no column."""
-    found = row[field] if field in row else row.get("overrides", {}).get(field, "-")
+    found = row[field] if field in row else row.get("overrides", {}).get(field, UNSET)
     return f"{found:g}" if isinstance(found, float) else str(found)
 
 
 def names(rows: Sequence[Row]) -> list[str]:
-    """Return a label a row: the policy, and what else sets it apart."""
+    """Return a label a row: the policy, and what else was set that sets it apart."""
     fields = varying(rows)
-    return [", ".join([row["policy"], *(_pair(row, field) for field in fields)]) for row in rows]
+    return [", ".join([row["policy"], *_pairs(row, fields)]) for row in rows]
 
 
 def origin(rows: Sequence[Row]) -> str:
@@ -54,9 +56,11 @@ def how(row: Row) -> str:
     return "measured" if "measurement" in row["provenance"] else "simulated"
 
 
-def _pair(row: Row, field: str) -> str:
-    text = value(row, field)
-    return text if field in CHOICES[:4] else f"{field.rpartition('.')[2]} {text}"
+def _pairs(row: Row, fields: Sequence[str]) -> Iterator[str]:
+    for field in fields:
+        text = value(row, field)
+        if text != UNSET:
+            yield text if field in CHOICES[:4] else f"{field.rpartition('.')[2]} {text}"
 
 
 def _all(words: set[str]) -> str:

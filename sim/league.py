@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sim.labels import Row, value, varying
+from sim.labels import UNSET, Row, value, varying
 
 CLASSES = ("lossless", "lossy", "oracle")
 _TITLES = {
@@ -89,12 +89,27 @@ def usual_baseline(names: Sequence[str]) -> str | None:
 
 
 def names_of(rows: Sequence[Row]) -> list[str]:
-    """Return a policy's name for each row, with its own parameters where the rows vary them."""
+    """Return a policy's name for each row, with those of its parameters that were set and vary."""
     own = [field for field in varying(rows) if field.startswith("policy.")]
-    return [
-        " ".join([row["policy"], *(f"{f.rpartition('.')[2]}={value(row, f)}" for f in own)])
-        for row in rows
-    ]
+    return [" ".join([row["policy"], *_parameters(row, own)]) for row in rows]
+
+
+def _parameters(row: Row, fields: Sequence[str]) -> list[str]:
+    told = ((field.rpartition(".")[2], value(row, field)) for field in fields)
+    return [f"{name}={text}" for name, text in told if text != UNSET]
+
+
+def names_by_row(rows: Sequence[Row]) -> dict[int, str]:
+    """Return :func:`names_of` by the ``id()`` of each row, for whoever goes on with some of the rows."""
+    return dict(zip(map(id, rows), names_of(rows), strict=True))
+
+
+def rows_by_name(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows of each of :func:`names_of`, in order."""
+    groups: dict[str, list[Row]] = {}
+    for name, row in zip(names_of(rows), rows, strict=True):
+        groups.setdefault(name, []).append(row)
+    return groups
 
 
 def settings_of(rows: Sequence[Row]) -> dict[tuple[Any, ...], dict[str, Row]]:
@@ -129,12 +144,12 @@ def _standing(
         policy=name,
         kind=kind,
         settings=len(pairs),
-        mean=_geometric(ratios),
+        mean=geometric(ratios),
         worst=min(ratios),
         best=max(ratios),
         wins=sum(_leads(name, kind, cell) for cell in cells.values() if name in cell),
         hit_rate=_mean(row["hit_rate"] for row, _ in pairs),
-        moved=_geometric(moved) if len(moved) == len(pairs) else None,
+        moved=geometric(moved) if len(moved) == len(pairs) else None,
         given_up=_mean(given_up_by(row) for row, _ in pairs),
     )
 
@@ -162,7 +177,8 @@ def given_up_by(row: Row) -> float | None:
 GIVEN_UP = ("substituted", "dropped", "low", "deferred")
 
 
-def _geometric(ratios: Sequence[float]) -> float:
+def geometric(ratios: Sequence[float]) -> float:
+    """Return the geometric mean."""
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
 

@@ -15,11 +15,12 @@ from hwmodels.errors import HardwareError
 from sim.completion_conf import Conf
 from sim.config_groups import GROUPS, PARTS
 from sim.near_files import with_near_file
-from sim.settings import did_you_mean, shortened
+from sim.settings import did_you_mean, shortened, without_middle
 from sim.types import ConfigError
 from traces.schema import TraceError
 
-_LONGEST = 1200
+_MANY_DIGITS = "integer string conversion"
+"""Python's words where a whole number is too long to be written; YAML may give one in base 16."""
 _FOLDER_FLAGS = ("--config-dir", "-cd")
 
 
@@ -39,6 +40,8 @@ def _explain(error: Exception, config: str) -> str | None:
         return "a configuration file is nested too deep, or a part of it holds itself"
     if isinstance(error, MemoryError):
         return _one_line(f"not enough memory: {error}".rstrip(": "))
+    if isinstance(error, ValueError) and _MANY_DIGITS in str(error):
+        return f"a whole number has more than {sys.get_int_max_str_digits()} digits"
     hydra_line = _explain_hydra(error, config)
     if hydra_line is not None:
         return hydra_line
@@ -106,6 +109,10 @@ def _explain_hydra(error: Exception, config: str) -> str | None:
         if folder:
             here = f"{os.getcwd()}{os.sep}"
             return f"--config-dir {folder.group(1).removeprefix(here)}: no such folder"
+        several = re.match(r"Ambiguous value for argument '(.*?)'\n", str(error))
+        if several:
+            rule = "must be one; a list is written [a,b]; -m, where a command has it, takes each in turn"
+            return f"{shortened(several.group(1))}: several values: {rule}"
         cause = error.__cause__
         text = f"{error} {cause}" if isinstance(cause, OmegaConfBaseException) else str(error)
         return _with_near_key(_one_line(text), config)
@@ -141,7 +148,7 @@ def _explain_missing(name: str, options: list[str]) -> str:
     if name.startswith("trace/") and Path(option).suffix:  # a file of one's own
         group, option = "trace", name.removeprefix("trace/")
         hint = f"; did you mean 'trace.path={option}'?"
-    known = f" (known: {', '.join(sorted(options))})" if options else ""
+    known = f" (known: {', '.join(sorted(options))})" if options and not hint else ""
     return f"{group or 'config'} = {option}: no such option{hint}{known}"
 
 
@@ -188,8 +195,5 @@ def own_folders(words: list[str]) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    """Return a text as one line of bounded length: what is cut out is the value, the rule comes last."""
-    line = re.sub(r"\s*\n\s*", " ", text.strip())
-    return (
-        line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 4 :]}"
-    )
+    """Return a text as one line of bounded length."""
+    return without_middle(re.sub(r"\s*\n\s*", " ", text.strip()))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from sim.command_line import Parser
 from sim.mistakes import complain
+from sim.results import ERROR, num_waiting
 from sim.settings import did_you_mean
 from sim.types import ConfigError
 
@@ -120,7 +121,17 @@ def _asked(options: argparse.Namespace) -> tuple[Source, list[str], Path]:
     if not path.exists():
         raise ConfigError(f"{path}: no such file or folder{_hint(words[0])}")
     folder = path if path.is_dir() else path.parent
-    return open_source(path), words[1:], folder / _FOLDER
+    source = open_source(path)
+    _tell_if_unfinished(source, path)
+    return source, words[1:], folder / _FOLDER
+
+
+def _tell_if_unfinished(source: Source, folder: Path) -> None:
+    """Say on stderr that figures will be of a part of a sweep."""
+    waiting = num_waiting(folder, len(source.rows), sum(1 for _ in folder.glob(f"*/{ERROR}")))
+    if waiting:
+        told = f"{waiting} points have not been run yet; `greenroom sweep --resume` goes on"
+        print(f"{PROGRAM}: the sweep is not finished: {told}", file=sys.stderr)
 
 
 def _hint(word: str) -> str:

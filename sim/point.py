@@ -46,7 +46,8 @@ def run_point(
         seen = watch if callable(watch) else None
         summary, _ = simulate(config, folder if tables else None, seen, keep_rows=False)
     summary["overrides"] = overridden(overrides)
-    forget_run(folder, tables=not tables)
+    if not tables:  # else new ones have taken their place
+        forget_run(folder)
     folder.mkdir(parents=True, exist_ok=True)
     _add_extras(config, folder, summary, bar)
     _finish(config, folder, summary, tables)
@@ -78,9 +79,11 @@ def _add_extras(config: Mapping[str, Any], folder: Path, summary: dict[str, Any]
 def _finish(config: Mapping[str, Any], folder: Path, summary: dict[str, Any], tables: bool) -> None:
     from sim.results import finish_run
 
-    config_yaml = None
-    if tables:
-        from omegaconf import OmegaConf
+    finish_run(folder, summary, resolved_yaml(config) if tables else None)
 
-        config_yaml = OmegaConf.to_yaml(OmegaConf.create(dict(config)))
-    finish_run(folder, summary, config_yaml)
+
+def resolved_yaml(config: Mapping[str, Any]) -> str:
+    """Return a resolved configuration as a text that can be read and given again."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(OmegaConf.create(dict(config)))

@@ -223,6 +223,9 @@ def _write(options: argparse.Namespace, rows: Sequence[Mapping[str, Any]], whole
         write_text(Path(options.json), text)
     if options.csv is not None:
         write_csv(Path(options.csv), [_flat(row) for row in rows])
+    for what, file in (("Answer", options.json), ("Table", options.csv)):
+        if file is not None and options.json != "-":
+            print(f"{what}: {file}")
 
 
 def _flat(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from math import prod
 from typing import Any
 
 from hydra.experimental.callback import Callback
@@ -20,10 +19,12 @@ class SweepProgress(Callback):
         self._failed = 0
 
     def on_multirun_start(self, config: Any, **kwargs: Any) -> None:
-        """Open the bar with the number of points of the sweep."""
+        """Open the bar with the number of points of the sweep; none where stderr is no terminal."""
+        if not sys.stderr.isatty():
+            return
         self._bar = _bar()
         try:
-            total = count_points(config)
+            total = points_of_grid(config)
         except Exception:  # a mistake in the overrides, which Hydra itself is about to report
             total = None
         self._task = self._bar.add_task("runs", total=total, note="")
@@ -101,13 +102,11 @@ def _bar() -> Any:
     )
 
 
-def count_points(config: Any) -> int:
+def points_of_grid(config: Any) -> int:
     """Return the number of runs a grid sweep makes of its overrides."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from sim.sweeps.grammar import Grammar
+    from sim.sweeps.space import Grid, axes_of
 
     params = config.hydra.sweeper.get("params") or {}
     texts = [f"{key}={value}" for key, value in params.items()] + list(config.hydra.overrides.task)
-    overrides = OverridesParser.create().parse_overrides(texts)
-    last = {override.key_or_group: override for override in overrides}
-    swept = [override for override in last.values() if override.is_sweep_override()]
-    return prod(sum(1 for _ in override.sweep_string_iterator()) for override in swept)
+    return Grid(axes_of(texts, Grammar())).num_points

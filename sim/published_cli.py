@@ -24,6 +24,7 @@ from sim.published import (
 )
 from sim.results import write_csv as write_rows
 from sim.screen import screen
+from traces.out_file import check_out_folder
 
 FIGURE = "predicted_vs_published"
 TABLE = "published.csv"
@@ -76,6 +77,7 @@ def _run(rows: Path, only: Sequence[str] | None, out: Path, config_dirs: Sequenc
     from sim.figures.published import plot_published
 
     check_folders(config_dirs)
+    check_out_folder(out)
     found = outcomes(rows, only, config_dirs)
     out.mkdir(parents=True, exist_ok=True)
     write_csv(out / TABLE, found)

@@ -50,7 +50,7 @@ def print_run(summary: Row, folder: Path, more: Sequence[Any] = ()) -> None:
 def print_sweep(rows: Sequence[Row], folder: Path) -> None:
     """Print a sweep's table, draw its figures, and say where everything is."""
     from sim.figures.sweep import plot_sweep
-    from sim.report_league import print_league, write_league
+    from sim.report_league import LEAGUE, print_league, write_league
 
     figures = plot_sweep(rows, folder)  # first: a reader who goes away must not cost them
     console = _console()
@@ -67,6 +67,8 @@ def print_sweep(rows: Sequence[Row], folder: Path) -> None:
         print_league(console, rows, baseline, standings)
         league_file = write_league(folder, baseline, standings)
         console.print(f"League: {league_file}", highlight=False, soft_wrap=True)
+    else:  # that of an earlier sweep there
+        (folder / LEAGUE).unlink(missing_ok=True)
     for figure in figures:
         console.print(f"Figure: {figure}", highlight=False, soft_wrap=True)
     console.print(f"Results: {folder}", highlight=False, soft_wrap=True)

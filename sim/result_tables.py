@@ -18,15 +18,13 @@ from sim.ledger import LEDGER_COLUMNS
 from sim.metrics import RunTables, Totals
 from sim.requests import REQUEST_COLUMNS, Outcome
 from sim.results import (
-    CONFIG,
     COUNTERS,
-    ERROR,
     EVENTS,
     LEDGER,
     REQUESTS,
     STEPS,
-    SUMMARY,
     clear_leftovers,
+    forget_run,
     partial_of,
 )
 from sim.tables import Block, Table
@@ -132,8 +130,7 @@ class _Files:
         """Write what still waits, take away what an earlier run left, and give the files their names."""
         for table in self._tables:
             table.close()
-        for name in (SUMMARY, ERROR, CONFIG, LEDGER, EVENTS, COUNTERS):
-            (self._folder / name).unlink(missing_ok=True)
+        forget_run(self._folder)
         for file in self._files:
             file.publish()
 

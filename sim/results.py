@@ -13,12 +13,13 @@ import csv
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from sim.types import ConfigError
-from traces.out_file import is_special
+from traces.out_file import UNFINISHED as UNFINISHED
+from traces.out_file import partial_of as partial_of
+from traces.out_file import whole_file as whole_file
 
 SUMMARY = "summary.json"
 ERROR = "error.json"
@@ -32,12 +33,13 @@ TIMELINE = "timeline.json.gz"
 WHAT_IF = "whatif.csv"
 ROOFLINE = "roofline.csv"
 TABLE = "results.parquet"
+ABOUT = "sweep.json"
+"""What a sweep of ``greenroom sweep`` is: what was asked for, and how many points that makes."""
+_HYDRA = ".hydra"
 _JSON_COLUMNS = b"greenroom_json_columns"
 
 OVERRIDES = "overrides"
 """The column of a summary that tells what was set, by key."""
-UNFINISHED = ".tmp-"
-"""How a file is called that is not whole yet, or not to last; then comes the number of the process."""
 
 
 def finish_run(folder: Path, summary: Mapping[str, Any], config_yaml: str | None) -> None:
@@ -48,50 +50,45 @@ def finish_run(folder: Path, summary: Mapping[str, Any], config_yaml: str | None
     write_text(folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
 
 
-def forget_run(folder: Path, *, tables: bool) -> None:
-    """Take away what an earlier run left in a folder; its tables too, or only what may come beside them."""
-    rows = (STEPS, REQUESTS, LEDGER, EVENTS, COUNTERS) if tables else ()
-    for name in (SUMMARY, ERROR, CONFIG, TIMELINE, WHAT_IF, ROOFLINE, *rows):
+_OF_A_RUN = (
+    *(SUMMARY, ERROR, CONFIG, TIMELINE, WHAT_IF, ROOFLINE),
+    *(STEPS, REQUESTS, LEDGER, EVENTS, COUNTERS),
+)
+
+
+def forget_run(folder: Path) -> None:
+    """Take away what an earlier run left in a folder."""
+    for name in _OF_A_RUN:
         (folder / name).unlink(missing_ok=True)
 
 
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Give a path to write to, which takes the name ``path`` when the block ends well, or vanishes."""
-    special = is_special(path)
-    partial = path if special else partial_of(path)
+def holds_run(folder: Path) -> bool:
+    """Tell whether a folder is of a run, finished or not, and not of something else."""
+    left = os.listdir(folder) if folder.is_dir() else []
+    return any(name in (*_OF_A_RUN, _HYDRA) or name.startswith(UNFINISHED) for name in left)
+
+
+def num_waiting(sweep: Path, num_rows: int, num_failed: int) -> int:
+    """Return how many points of a sweep have no result and no error; 0 if nobody says how many it has."""
     try:
-        yield partial
-        if not special:
-            os.replace(partial, path)
-    except OSError as error:
-        if error.filename == str(partial):  # speak of the file that is meant
-            error.filename = str(path)
-        raise
-    finally:
-        if not special:
-            partial.unlink(missing_ok=True)
-
-
-def partial_of(path: Path) -> Path:
-    """Return the name of a file that is not whole yet: it tells which process writes it."""
-    if not path.name:
-        raise ConfigError(f"{path}: is a folder: must be a file")
-    return path.with_name(f"{UNFINISHED}{os.getpid()}-{path.name}")
+        total = read_json(sweep / ABOUT).get("num_points")
+    except (OSError, ConfigError):
+        return 0
+    return max(0, total - num_rows - num_failed) if isinstance(total, int) else 0
 
 
 def clear_leftovers(folder: Path) -> None:
     """Take away what a killed process left unfinished."""
     for file in folder.glob(f"{UNFINISHED}*"):
         number = file.name.removeprefix(UNFINISHED).partition("-")[0]
-        if number.isdigit() and not _is_alive(int(number)):
+        if number.isdecimal() and not _is_alive(int(number)):
             file.unlink(missing_ok=True)
 
 
 def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except OSError:  # it is somebody else's
         return True
@@ -165,7 +162,7 @@ def _read_table(path: Path) -> list[dict[str, Any]]:
 
 
 def _number(name: str) -> tuple[bool, int, str]:
-    return (not name.isdigit(), int(name) if name.isdigit() else 0, name)
+    return (not name.isdecimal(), int(name) if name.isdecimal() else 0, name)
 
 
 def write_sweep(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -176,11 +173,21 @@ def write_sweep(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     flat = [flatten(row) for row in rows]
     columns = list(dict.fromkeys(key for row in flat for key in row))
     listed = sorted({key for row in rows for key in _lists(row)})
-    table = pa.table({column: [row.get(column) for row in flat] for column in columns})
+    table = pa.table({name: _column(name, [row.get(name) for row in flat]) for name in columns})
     table = table.replace_schema_metadata({_JSON_COLUMNS: json.dumps(listed)})
     with whole_file(folder / TABLE) as partial:
         pq.write_table(table, partial, compression="zstd")
     write_csv(folder / "results.csv", flat, columns)
+
+
+def _column(name: str, values: list[Any]) -> Any:
+    """Return the values of a column; ConfigError where they are of several kinds."""
+    import pyarrow as pa
+
+    try:
+        return pa.array(values)
+    except (pa.ArrowException, OverflowError) as error:
+        raise ConfigError(f"{name}: differs in kind between the summaries: {error}") from error
 
 
 def _lists(row: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

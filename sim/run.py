@@ -25,6 +25,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from sim.hydra_guard import guard_hydra
 from sim.mistakes import explain
 from sim.run_flags import flags_first
 
@@ -34,11 +35,14 @@ _NOT_OURS = ("calibration", "placement", "published", "sweep", "usage")
 _started_s = int(time.time())  # whole seconds, as some file systems keep them
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 _wants_traceback = os.environ.get(_FULL_ERROR) == "1"
+guard_hydra()  # here, so that it holds in the processes of a launcher too, which load this module
 
 
 class _Outcome:
     """What this process must still tell when Hydra has returned."""
 
+    run: tuple[dict[str, Any], Path] | None = None
+    """The summary and the folder of a run outside sweeps."""
     sweep_folder: Path | None = None
     failed = False
 
@@ -68,15 +72,14 @@ def run(config: DictConfig) -> float | None:
         _fail(_told(error), folder, list(settings.overrides.task) if is_sweep else None)
         return None
     if not is_sweep:
-        from sim.report import print_run
-
-        print_run(summary, folder)
+        _Outcome.run = summary, folder
     return float(summary["tokens_per_s"] or 0.0)
 
 
 def main(arguments: list[str]) -> int:
     """Run ``greenroom sim`` with these arguments; return the exit code."""
-    _Outcome.sweep_folder, _Outcome.failed = None, False  # of an earlier command of this process
+    # of an earlier command of this process
+    _Outcome.run, _Outcome.sweep_folder, _Outcome.failed = None, None, False
     logging.raiseExceptions = False  # where the reader of --info has gone
     code = 0
     try:
@@ -86,6 +89,10 @@ def main(arguments: list[str]) -> int:
                 _print_help()
             else:
                 run()
+        if _Outcome.run is not None:  # not in the job: Hydra would tell that its reader has gone
+            from sim.report import print_run
+
+            print_run(*_Outcome.run)
     except KeyboardInterrupt:
         code = 130
         _complain("interrupted")

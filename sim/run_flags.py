@@ -14,10 +14,14 @@ FLAGS = (
 )
 FLAGS_WITH_VALUE = (
     *("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn"),
-    *("--package", "-p", "--cfg", "-c", "--experimental-rerun"),
+    *("--package", "-p", "--cfg", "-c"),
 )
-_COMPLETION_FLAGS = ("--shell-completion", "-sc")
-"""Hydra's, which would complete this one command alone."""
+_NOT_OURS = {
+    "--shell-completion": "greenroom completion does it, for all commands",
+    "-sc": "greenroom completion does it, for all commands",
+    "--experimental-rerun": "it would load a pickle, which may run anything; give the overrides again",
+}
+"""Flags of Hydra that are refused, and why."""
 _SHOWN_BY_CFG = ("job", "hydra", "all")
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 _OVERRIDE_SIGNS = ("+", "~")
@@ -53,8 +57,8 @@ def flags_first(arguments: list[str]) -> list[str]:
 
 
 def _check_flag(flag: str) -> None:
-    if flag in _COMPLETION_FLAGS:
-        raise ConfigError(f"flag {flag}: greenroom completion does it, for all commands")
+    if flag in _NOT_OURS:
+        raise ConfigError(f"flag {flag}: {_NOT_OURS[flag]}")
     known = (*FLAGS, *FLAGS_WITH_VALUE)
     if flag not in known:
         raise ConfigError(f"flag {flag}: no such flag{did_you_mean_flag(flag, known)}")

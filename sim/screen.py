@@ -1,18 +1,38 @@
-"""Where tables go: as wide as the terminal and coloured there, of one width and plain anywhere else."""
+"""Where tables go: as wide as the terminal and coloured there, of one width and plain anywhere else.
+
+No cell is cut: a table that cannot be as narrow as that is wider, and the terminal breaks its lines.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 
 _WIDE = 200
-"""Columns where stdout is no terminal: tables are cut as little as can be."""
+"""Columns where stdout is no terminal."""
+_ANY = 100_000
 
 
 class _Screen(Console):
-    """A console that leaves it to the command's end what to do when nobody reads any more."""
+    """A console that cuts no table, and leaves it to the command's end what to do when nobody reads on."""
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        """Print; a table at the width that it needs, if that is more than there is."""
+        least = max(
+            (_least_width(self, one) for one in objects if isinstance(one, Table)), default=0
+        )
+        before = self._width
+        if least > self.width:
+            self.width = least
+        try:
+            super().print(*objects, **how)
+        finally:
+            self._width = before
 
     def on_broken_pipe(self) -> None:
         """Let the error through; rich would end the process with exit code 1."""
@@ -35,6 +55,18 @@ def screen(width: int = _WIDE, *, highlight: bool = True) -> Console:
         force_terminal=None if at_terminal else False,
         force_jupyter=False,  # else nothing goes to stdout in a notebook, where greenroom.py reads it
     )
+
+
+def _least_width(console: Console, table: Table) -> int:
+    """Return the width at which no cell is cut: text that may be broken counts with its longest word."""
+    options = console.options.update(max_width=_ANY)
+    spare = 0
+    for column in table.columns:
+        if not column.no_wrap:
+            cells = [Measurement.get(console, options, c) for c in (column.header, *column.cells)]
+            least = max(column.min_width or 0, *(cell.minimum for cell in cells))
+            spare += max(0, max(cell.maximum for cell in cells) - least)
+    return Measurement.get(console, options, table).maximum - spare
 
 
 def has_colours() -> bool:

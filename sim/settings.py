@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -14,11 +15,22 @@ Rule = tuple[Callable[[Any], bool], str]
 _LARGEST_COUNT = 10**9
 _LARGEST_BYTES = 10**18
 _LONGEST_SHOWN = 80
+_LONGEST_LINE = 1200
 
 
 def is_whole(value: Any) -> bool:
     """Tell whether a value is a whole number (a bool is none)."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether a value is a number (a bool is none)."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_finite(value: Any) -> bool:
+    """Tell whether a value is a number that a float can hold (a bool is none)."""
+    return is_number(value) and abs(value) <= sys.float_info.max
 
 
 def _is_span(value: Any) -> bool:
@@ -42,8 +54,7 @@ def _is_length(value: Any) -> bool:
 
 
 def _is_positive(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 < value < float("inf")
+    return is_number(value) and 0 < value < float("inf")
 
 
 def _is_text(value: Any) -> bool:
@@ -67,8 +78,7 @@ def _bytes(least: int) -> Rule:
     """Return the rule of a size, for which 4e9 is as good as 4000000000."""
 
     def is_good(value: Any) -> bool:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and least <= value <= _LARGEST_BYTES and value == int(value)
+        return is_number(value) and least <= value <= _LARGEST_BYTES and value == int(value)
 
     return is_good, f"must be a whole number of bytes >= {least}, at most 1e18"
 
@@ -86,7 +96,7 @@ def one_of(*names: str) -> Rule:
 
 
 def _is_ratio(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+    return is_number(value) and 0 <= value <= 1
 
 
 TEXT: Rule = (_is_text, "must be a text that is not empty")
@@ -204,9 +214,16 @@ def _check(field: str, value: Any, rule: Rule) -> None:
         raise ConfigError(f"{field} = {shortened(str(value))}: {words}")
 
 
-def shortened(text: str) -> str:
+def shortened(text: str, longest: int = _LONGEST_SHOWN) -> str:
     """Return a text that fits a message: a long one loses its end."""
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+def without_middle(line: str) -> str:
+    """Return a line of bounded length: of a long message the middle is a value, the rule comes last."""
+    if len(line) <= _LONGEST_LINE:
+        return line
+    return f"{line[: _LONGEST_LINE // 2]} ... {line[-_LONGEST_LINE // 4 :]}"
 
 
 def did_you_mean(name: str, known: Any) -> str:

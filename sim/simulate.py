@@ -145,6 +145,11 @@ def _notes(scenario: Scenario) -> list[str]:
             )
     if policies.former is not None and not scenario.workload.has_choice:
         notes.append("its former has no choice: workload.waiting is not above workload.batch_size")
+    workload, num_requests = scenario.workload, len(scenario.workload.requests)
+    if workload.batch_size > num_requests:
+        notes.append(
+            f"workload.batch_size is above the number of requests, {num_requests}: no more run at one time"
+        )
     crowded = scenario.budget.crowded(scenario.workload.trace.meta.top_k)
     if crowded:
         notes.append(crowded)

@@ -7,7 +7,6 @@ not be doubted anywhere else.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from sim.labels import Row
 from sim.league import GIVEN_UP
 from sim.metrics import STALLS
 from sim.results import read_rows
+from sim.settings import is_number
 from sim.types import ConfigError
 
 _WORDS = ("policy", "trace", "model", "machine", "engine", "machine_kind")
@@ -54,23 +54,26 @@ def sound_rows(path: Path) -> list[Row]:
 
     Raises ConfigError where there are none, or one lacks what every row has, or holds what no run leaves.
     """
-    found: list[Row] = []
-    for number, read in enumerate(read_rows(path)):
-        row = _with_lists(read)
-        wrong = _wrong(row)
-        if wrong is not None:
-            raise ConfigError(f"{path}: row {number} of the results {wrong}")
-        found.append(row)
-    return found
+    rows = enumerate(read_rows(path))
+    return [sound_row(row, f"{path}: row {number} of the results") for number, row in rows]
 
 
-def _with_lists(row: Row) -> Row:
+def sound_row(read: Row, where: object) -> dict[str, Any]:
+    """Return a row as above; ``where`` begins the message of an error."""
+    row = _with_lists(read)
+    wrong = _wrong(row)
+    if wrong is not None:
+        raise ConfigError(f"{where} {wrong}")
+    return row
+
+
+def _with_lists(row: Row) -> dict[str, Any]:
     """Return a row whose lists are lists, where an earlier version or another tool left their texts."""
     texts = {name: row[name] for name in _LISTS if isinstance(row.get(name), str)}
     try:
         return {**row, **{name: json.loads(text) for name, text in texts.items()}}
     except (ValueError, RecursionError):
-        return row  # which is told of as what it is
+        return dict(row)  # which is told of as what it is
 
 
 def _wrong(row: Row) -> str | None:
@@ -136,9 +139,7 @@ _COUNTED = {
 
 def _is_number(value: Any) -> bool:
     """Tell whether this is a number that a count, a time or a rate can be."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return math.isfinite(value) and 0 <= value < _MOST
+    return is_number(value) and 0 <= value < _MOST
 
 
 def _wrong_parts(row: Row) -> str | None:

@@ -49,16 +49,17 @@ def compose_stages(
 
     ``only`` are their names, by commas; None: all. ``flag`` is what an error about them speaks of.
     """
-    from hydra import compose, initialize_config_module
+    from hydra import compose
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
+
+    from sim.composing import composing
 
     def plain(config: Any) -> dict[str, Any]:
         found: Any = OmegaConf.to_container(config, resolve=True)
         return dict(found)
 
-    GlobalHydra.instance().clear()
-    with initialize_config_module("conf", version_base="1.3"):
+    with composing():
         known = GlobalHydra.instance().config_loader().get_group_options(GROUP)
         names = known if only is None else only.split(",")
         for name in names:

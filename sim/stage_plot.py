@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,8 @@ def draw_findings(found: Findings, stem: Path) -> Path:
         write_below(
             figure,
             f"{found.source}; {found.num_stages} stages ({found.by}) of {found.num_texts} requests, "
-            f"{found.mean_length} tokens in the mean; {found.draws} random cuts",
+            f"{found.mean_length} tokens in the mean; {found.draws} random cuts; "
+            f"greenroom {version('greenroom')}",
         )
         return save(figure, stem)
 
@@ -42,11 +44,11 @@ def _draw_distance(axes: Axes, found: Findings) -> None:
     pairs = found.pairs
     apart = np.arange(1, len(pairs.within) + 1)
     enough = pairs.weights >= 0.05 * pairs.weights.max()  # the rest is noise
-    for side, colour, label in (
-        (pairs.within, _INSIDE, "within a stage"),
-        (pairs.across, _OUTSIDE, "across a boundary"),
+    for side, colour, dash, label in (
+        (pairs.within, _INSIDE, "-", "within a stage"),
+        (pairs.across, _OUTSIDE, "--", "across a boundary"),
     ):
-        axes.plot(apart, np.where(enough, 100 * side, np.nan), color=colour, label=label)
+        axes.plot(apart, np.where(enough, 100 * side, np.nan), dash, color=colour, label=label)
     if not np.isnan(found.unrelated):
         axes.axhline(100 * found.unrelated, color=_PLAIN, ls=":", lw=1, label="different requests")
     axes.set(xlabel="tokens apart", ylabel="experts in common (% of top-k)")
@@ -61,9 +63,9 @@ def _draw_bands(axes: Axes, found: Findings) -> None:
         f"{low + 1}-{high}"
         for low, high in zip(found.pairs.edges[:-1], found.pairs.edges[1:], strict=True)
     ]
-    _draw_contrasts(axes, found.pairs, -0.12, _INSIDE, "all")
+    _draw_contrasts(axes, found.pairs, -0.12, (_INSIDE, "o"), "all")
     if found.beyond is not None:
-        _draw_contrasts(axes, found.beyond, 0.12, "#009E73", "beyond the token's identity")
+        _draw_contrasts(axes, found.beyond, 0.12, ("#009E73", "s"), "beyond the token's identity")
     axes.axhline(0, color="black", lw=0.5)
     axes.set_xticks(range(len(names)), names)
     axes.set(xlabel="tokens apart", ylabel="within less across (points)")
@@ -71,7 +73,10 @@ def _draw_bands(axes: Axes, found: Findings) -> None:
     axes.legend()
 
 
-def _draw_contrasts(axes: Axes, pairs: PairResult, shift: float, colour: str, label: str) -> None:
+def _draw_contrasts(
+    axes: Axes, pairs: PairResult, shift: float, look: tuple[str, str], label: str
+) -> None:
+    colour, mark = look
     places = np.arange(len(pairs.by_band)) + shift
     mean = 100 * np.array([c.null_mean for c in pairs.by_band])
     spread = 196 * np.array([c.null_sd for c in pairs.by_band])
@@ -79,21 +84,24 @@ def _draw_contrasts(axes: Axes, pairs: PairResult, shift: float, colour: str, la
     value = 100 * np.array([c.value for c in pairs.by_band])
     ends = 100 * np.array([(c.value - c.low, c.high - c.value) for c in pairs.by_band]).T
     bars = None if np.isnan(ends).all() else np.nan_to_num(ends)
-    axes.errorbar(places, value, bars, fmt="o", ms=3, lw=1, color=colour, label=label)
+    axes.errorbar(places, value, bars, fmt=mark, ms=3, lw=1, color=colour, label=label)
 
 
 def _draw_splits(axes: Axes, found: Findings) -> None:
     groups = (
-        ("middle of a stage", _INSIDE, [split.within for split in found.splits]),
-        ("boundary of two stages", _OUTSIDE, [split.across for split in found.splits]),
-        ("fixed windows, middle", _FIXED, [split.windows_within for split in found.splits]),
-        ("fixed windows, boundary", _PLAIN, [split.windows_across for split in found.splits]),
+        ("middle of a stage", _INSIDE, "", [split.within for split in found.splits]),
+        ("boundary of two stages", _OUTSIDE, "////", [split.across for split in found.splits]),
+        ("fixed windows, middle", _FIXED, "....", [s.windows_within for s in found.splits]),
+        ("fixed windows, boundary", _PLAIN, "xxxx", [s.windows_across for s in found.splits]),
     )
-    for number, (label, colour, values) in enumerate(groups):
+    for number, (label, colour, hatch, values) in enumerate(groups):
         places = np.arange(len(values)) + 0.2 * number - 0.3
-        axes.bar(places, values, 0.2, color=colour, label=label)
+        axes.bar(
+            places, values, 0.2, color=colour, hatch=hatch, edgecolor="white", lw=0.3, label=label
+        )
     axes.set_xticks(range(len(found.splits)), [str(split.window) for split in found.splits])
-    axes.set(xlabel="tokens of each of two adjacent windows", ylabel="cosine", ylim=(0, 1.3))
+    axes.set(xlabel="tokens of each of two adjacent windows", ylabel="cosine")
+    axes.set(ylim=(0, 1.3), yticks=np.linspace(0, 1, 6))  # above it is room for the legend
     axes.set_title("Coherence of adjacent windows")
     axes.legend(ncols=2, loc="upper center", fontsize=6)
 
@@ -110,4 +118,4 @@ def _draw_sets(axes: Axes, found: Findings) -> None:
     axes.set(xlabel="experts a layer holds", ylabel="uses held (%)", ylim=(0, None))
     axes.set_xticks(slots)
     axes.set_title("A set fixed before the stage, learnt from")
-    axes.legend()
+    axes.legend(fontsize=6.5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -109,10 +108,11 @@ def _compare(options: argparse.Namespace) -> None:
     for number, (name, settings) in enumerate(detectors.items()):
         rng = np.random.default_rng([options.seed, number])
         rows.append(hold(name, settings, config, work, StageScore(tolerance), rng))
-    print_report(rows, work[0], tolerance)
     if options.out is not None:
         _write(options.out, {"detectors": [as_record(row) for row in rows]})
-        _say_written(options.out, "stages.json")
+    print_report(rows, work[0], tolerance)
+    if options.out is not None:
+        print(f"Results: {options.out}")
 
 
 def _test(options: argparse.Namespace) -> None:
@@ -126,13 +126,14 @@ def _test(options: argparse.Namespace) -> None:
     with step_bar("layers") as watch:
         on_layer = None if watch is None else watch(trace.meta.num_layers)
         found = examine(trace, texts, by, settings, on_layer)
-    print_findings(found)
     if options.out is not None:
         from sim.stage_plot import draw_findings
 
         _write(options.out, {"test": found.to_dict()})
         draw_findings(found, options.out / "stages")
-        _say_written(options.out, "stages.json", "stages.png", "stages.pdf")
+    print_findings(found)
+    if options.out is not None:
+        print(f"Results: {options.out}")
 
 
 def _cut(overrides: Sequence[str], by: str) -> tuple[Trace, list[StagedText]]:
@@ -154,10 +155,6 @@ def _write(folder: Path, record: dict[str, Any]) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "stages.json", json.dumps(record, indent=1) + "\n")
-
-
-def _say_written(folder: Path, *names: str) -> None:
-    print(f"wrote {folder}: {', '.join(names)}", file=sys.stderr)
 
 
 def as_record(row: Row) -> dict[str, Any]:

@@ -76,6 +76,8 @@ def _run(options: argparse.Namespace) -> None:
     if options.out is not None:
         write(found, name, text, Path(options.out))
     sys.stdout.write(text)
+    if options.out is not None:
+        print(f"Results: {options.out}")
 
 
 def trace_of(words: str) -> tuple[str, str]:
@@ -85,7 +87,7 @@ def trace_of(words: str) -> tuple[str, str]:
 
     key, equals, value = words.partition("=")
     if not equals or key not in ("trace", "trace.path"):
-        if equals and not Path(words).exists():
+        if equals and "#" not in key and not Path(words).exists():  # FILE#layers=... is a part
             raise ConfigError(f"{key}: unknown setting (known: trace, trace.path)")
         key, value = "", words
     path = None if key == "trace.path" else bundled_trace(value)
@@ -190,8 +192,7 @@ def write(found: Locality, name: str, text: str, folder: Path) -> None:
     for file, content in texts.items():
         with whole_file(folder / file) as partial:
             partial.write_text(content, encoding="utf-8")
-    figure = plot_locality(found, name, folder / "stats")
-    print(f"wrote {folder}: {', '.join([*texts, figure.name, 'stats.pdf'])}", file=sys.stderr)
+    plot_locality(found, name, folder / "stats")
 
 
 def _verdict(found: Locality) -> Sequence[dict[str, str]]:

@@ -46,19 +46,11 @@ def _hits(axes: Axes, found: Locality) -> None:
     curves = (("optimal", sizes.belady, "belady"), ("LRU", sizes.lru, "lru"))
     for label, rates, policy in curves:
         axes.plot(at, rates[at - 1], color=look(policy)[0], label=label)
-    axes.plot(
-        at, sizes.fixed[at - 1], color=look("static")[0], label="best fixed set, in hindsight"
-    )
+    fixed = "best fixed set, in hindsight"
+    axes.plot(at, sizes.fixed[at - 1], "--", color=look("static")[0], label=fixed)
     axes.plot(at, at / experts, label="random", **_CHANCE)
-    axes.plot([sizes.knee], [sizes.lru[sizes.knee - 1]], "o", color=look("lru")[0], markersize=3)
-    axes.annotate(
-        f"bend: {sizes.knee}",
-        (sizes.knee, sizes.lru[sizes.knee - 1]),
-        xytext=(4, -14),
-        textcoords="offset points",
-        fontsize=6,
-        bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"},
-    )
+    bend = f"LRU's bend: {sizes.knee}"
+    axes.plot([sizes.knee], [sizes.lru[sizes.knee - 1]], "o", color=look("lru")[0], label=bend)
     axes.set(xlabel="experts a layer in the cache", ylabel="hit rate", ylim=(0, 1.02))
     axes.set_title("Caches")
     axes.legend(loc="lower right")
@@ -76,7 +68,7 @@ def _reuse(axes: Axes, found: Locality) -> None:
     skewed = meta.top_k * float(np.nanmean((found.popularity.shares**2).sum(axis=1)))
     axes.axhline(skewed, color=_GREEN, linestyle="--", linewidth=0.9, label="by popularity alone")
     axes.axhline(meta.top_k / meta.num_experts, label="random", **_CHANCE)
-    axes.set(xlabel="tokens apart", ylabel="experts in common", ylim=(0, None))
+    axes.set(xlabel="tokens apart", ylabel="share of experts in common", ylim=(0, None))
     _powers_of_two(axes, lags.tolist())
     axes.set_title("Reuse by lag")
     axes.legend()
@@ -86,14 +78,14 @@ def _layers(axes: Axes, found: Locality) -> None:
     """What layers differ in."""
     quarter, layers = cache_sizes(found).quarter, found.meta.layer_indices
     lines = (
-        (f"LRU hits at {quarter}", found.lru.rates[:, quarter - 1], _BLUE),
-        ("overlap at lag 1 (EOR)", found.overlap.rates[:, 0], _ORANGE),
-        ("Gini of popularity", found.popularity.gini, _GREEN),
-        *((f"SRP, {s.length} tokens", s.srp, _PURPLE) for s in found.segments[:1]),
+        (f"LRU hits at {quarter}", found.lru.rates[:, quarter - 1], _BLUE, "o"),
+        ("overlap at lag 1 (EOR)", found.overlap.rates[:, 0], _ORANGE, "s"),
+        ("Gini of popularity", found.popularity.gini, _GREEN, "^"),
+        *((f"SRP, {s.length} tokens", s.srp, _PURPLE, "D") for s in found.segments[:1]),
     )
-    for label, values, colour in lines:
-        axes.plot(layers, values, ".-", color=colour, label=label, linewidth=0.9)
-    axes.set(xlabel="layer", ylim=(0, 1.02))
+    for label, values, colour, mark in lines:
+        axes.plot(layers, values, mark + "-", color=colour, label=label, lw=0.9, markersize=3)
+    axes.set(xlabel="layer", ylabel="share", ylim=(0, 1.02))
     axes.set_title("By layer")
     axes.legend(ncols=2, fontsize=6.5)
 
@@ -139,7 +131,8 @@ def _likeness(axes: Axes, found: Locality) -> None:
         if pairs is not None and pairs.num_pairs:
             value = float(np.nanmean(pairs.cosine))
             axes.plot([stages.length], [value], mark, color=colour, label=f"cosine: {label}")
-    axes.set(xlabel="tokens a window", ylim=(-0.36, 1.02), yticks=np.linspace(0, 1, 6))
+    axes.set(xlabel="tokens a window", ylabel="cosine, or share of the most used")
+    axes.set(ylim=(-0.36, 1.02), yticks=np.linspace(0, 1, 6))  # below is room for the legend
     _powers_of_two(axes, lengths)
     axes.set_title("Likeness of windows")
     axes.legend(ncols=2, loc="lower center", fontsize=6, columnspacing=0.8)
@@ -156,18 +149,18 @@ def _foresight(axes: Axes, found: Locality) -> None:
     """What is known of the next layer, by layer."""
     ahead, layers = found.next_layer, found.meta.layer_indices
     lines = (
-        ("counts of pairs", ahead.pairs, _BLUE, "-"),
-        ("the same, new experts only", ahead.pairs_new, _BLUE, "--"),
-        ("popularity", ahead.popularity, _ORANGE, "-"),
+        ("counts of pairs", ahead.pairs, _BLUE, "o-"),
+        ("the same, new experts only", ahead.pairs_new, _BLUE, "o--"),
+        ("popularity", ahead.popularity, _ORANGE, "s-"),
         *((f"gate {n + 1} early", gate, _GREEN, s) for n, gate, s in _gates(ahead.gates)),
     )
     for label, values, colour, style in lines:
         if np.isfinite(mean_over_layers(values)):
-            axes.plot(layers, values, style, color=colour, label=label, linewidth=1)
+            axes.plot(layers, values, style, color=colour, label=label, lw=1, markersize=3)
     axes.set(xlabel="layer", ylabel="share named", ylim=(0, 1.3), yticks=np.linspace(0, 1, 6))
     axes.set_title("The layer's experts, named early")
     axes.legend(ncols=2, loc="upper center", fontsize=6)
 
 
 def _gates(gates: np.ndarray) -> list[tuple[int, np.ndarray, str]]:
-    return list(zip(range(len(gates)), gates, ("-", "--", ":"), strict=True))
+    return list(zip(range(len(gates)), gates, ("^-", "^--", "^:"), strict=True))

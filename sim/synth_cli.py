@@ -178,6 +178,9 @@ def _run(options: argparse.Namespace) -> None:
         sys.stdout.write("\n" + shape_page(model, scaled, named))
     if options.out is not None:
         _write(scaled, wanted, shape, options)
+    for what, file in (("Fit", options.save_fit), ("Check", options.report)):
+        if file is not None:
+            print(f"{what}: {file}")
 
 
 def _source(options: argparse.Namespace) -> tuple[Source, str]:
@@ -201,7 +204,6 @@ def _fit(source: Source, options: argparse.Namespace) -> SynthModel:
     model = fit(source, options.seed, options.rank, _say)
     if options.save_fit is not None:
         model.save(options.save_fit)
-        _say(f"fit written to {options.save_fit}")
     return model
 
 

@@ -154,7 +154,8 @@ class Timeline:
     def run(self) -> RunTables:
         """Run all steps and return the tables."""
         if self._log is not None:
-            self._log_moves(self._log)
+            offloader, clock = self._offloader, self._clock
+            self._log.follow(offloader.residency, offloader.view, lambda: clock.now)
         self._env.run(until=self._env.process(self._walk()))
         for refused in self._schedule.refused:
             self._requests.refuse(refused)
@@ -255,13 +256,6 @@ class Timeline:
             begin_ns = end_ns - router_ns - dense_ns
             self._log.layer(info, Kind.DENSE, home, routing.layer, begin_ns, end_ns)
             self._sample(self._log, now_ns)
-
-    def _log_moves(self, log: EventLog) -> None:
-        """Record which experts are in the cache, and from now on all that come and go."""
-        residency, view, clock = self._offloader.residency, self._offloader.view, self._clock
-        for key in residency.resident():
-            log.moved(-1, key, True, 0)
-        residency.watch = lambda key, is_in: log.moved(view.step.step, key, is_in, clock.now)
 
     def _sample(self, log: EventLog, now_ns: int) -> None:
         """Record how full each GPU's cache is, and how many copies wait for its link."""

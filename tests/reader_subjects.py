@@ -5,11 +5,13 @@ A :class:`Subject` is what ``fuzzing.py`` damages. Files are small, so that a ly
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -393,8 +395,10 @@ def a_run() -> dict[str, Any]:
     """The summary of a short run, as a file holds it."""
     from sim.simulate import simulate
 
-    words = ("workload.requests=[24,25]", "workload.length=[2,2]", "output.belady=false")
-    return json.loads(json.dumps(simulate(composed(*words))[0]))
+    return json.loads(json.dumps(simulate(composed(*_SHORT))[0]))
+
+
+_SHORT = ("workload.requests=[24,25]", "workload.length=[2,2]", "output.belady=false")
 
 
 def _summary(path: Path) -> None:
@@ -409,6 +413,83 @@ def _summaries(path: Path) -> None:
     from sim.results import flatten
 
     pq.write_table(pa.Table.from_pylist([flatten(a_run())] * 2), path)
+
+
+def _asked_of_a_sweep(path: Path) -> None:
+    _summary(path.parent / "0" / "summary.json")
+    asked = {"working_folder": str(path.parent), "arguments": ["a=b"], "config_dirs": ["c"]}
+    path.write_text(json.dumps({**asked, "first": ["a=b"], "identity": {"points": "d"}}))
+
+
+def _take_up(path: Path) -> object:
+    """Read what a sweep was asked for as --resume does, and as a report does."""
+    from sim.html.source import open_source
+    from sim.sweeps.cli import _take_up as take_up
+    from sim.sweeps.store import _changed
+
+    options = SimpleNamespace(resume=str(path.parent), overrides=["a=c"], config_dirs=[])
+    with contextlib.chdir(path.parent):
+        take_up(options)
+    changed = _changed(json.loads(path.read_text()).get("identity"), {"points": "e"})
+    return options, changed, open_source(path.parent)
+
+
+def _two_points(path: Path) -> None:
+    _summary(path)
+    _summary(path.parent.parent / "1" / "summary.json")
+
+
+def _published_points(path: Path) -> object:
+    """Read the summaries of two points and make the tables of a sweep of them."""
+    from sim.sweeps.store import Store
+
+    store = Store(path.parent.parent)
+    return store.publish(store.rows([0, 1]), [])
+
+
+def _failed_point(path: Path) -> None:
+    _summary(path.parent.parent / "0" / "summary.json")
+    path.write_text(json.dumps({"overrides": ["a=b"], "error": "none", "kind": "mistake"}))
+
+
+def _failures(path: Path) -> object:
+    """Read why a point failed, and list it."""
+    from sim.sweeps.store import Store
+
+    store = Store(path.parent.parent)
+    return store.publish([], store.errors([1]))
+
+
+def _hydra_sweep(path: Path) -> None:
+    _summary(path.parent / "0" / "summary.json")
+    path.write_text(yaml.safe_dump({"hydra": {"overrides": {"task": ["a=b"]}}}))
+
+
+def _reported(path: Path) -> object:
+    from sim.html.source import open_source
+
+    return open_source(path.parent)
+
+
+def _reported_run(path: Path) -> object:
+    return _reported(path.parent)
+
+
+def _hydra_run(path: Path) -> None:
+    _summary(path.parent.parent / "summary.json")
+    path.write_text(yaml.safe_dump(["policy=lru", "cache.ratio=0.5"]))
+
+
+def _config_of_a_run(path: Path) -> None:
+    _summary(path.parent / "summary.json")
+    path.write_text(yaml.safe_dump(composed(*_SHORT)))
+
+
+def _read_config(path: Path) -> object:
+    from sim.figures.boundaries import work_of
+    from sim.figures.source import open_source
+
+    return work_of(open_source(path.parent))
 
 
 def _prompts(path: Path) -> object:
@@ -524,6 +605,27 @@ OWN = (
     Subject("measured facts", "sim.calibrate_machine", "a.json", _json(FACTS), _facts),
     Subject("summary", "sim.results", "0/summary.json", _summary, _result),
     Subject("results", "sim.results", "results.parquet", _summaries, _result_table),
+    Subject(
+        "asked of a sweep",
+        "sim.html.source sim.sweeps.cli",
+        "sweep.json",
+        _asked_of_a_sweep,
+        _take_up,
+    ),
+    Subject(
+        "points", "sim.results sim.sound_rows", "0/summary.json", _two_points, _published_points
+    ),
+    Subject("failed point", "sim.sweeps.store", "1/error.json", _failed_point, _failures),
+    Subject("told failure", "sim.html.source", "1/error.json", _failed_point, _reported_run),
+    Subject("run of Hydra", "sim.html.source", ".hydra/overrides.yaml", _hydra_run, _reported_run),
+    Subject(
+        "config of a run",
+        "sim.figures.source sim.yaml_aliases",
+        "config.yaml",
+        _config_of_a_run,
+        _read_config,
+    ),
+    Subject("sweep of Hydra", "sim.html.source", "multirun.yaml", _hydra_sweep, _reported),
     Subject(
         "prompts",
         "traces.record_prompts",

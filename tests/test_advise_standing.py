@@ -13,17 +13,16 @@ import pytest
 from sim.advise import Point
 from sim.advise_cli import main
 from sim.advise_compare import changed, changes_of
+from sim.advise_reserve import TOLERANCE, Reserve, left_words
 from sim.advise_standing import (
     alike_speed,
     best_held,
-    fit_word,
     more_bits,
     rests_on_hits,
     rows_by_engine,
     rows_words,
-    spare_words,
 )
-from sim.frontier import best_of, level_of, ways_by_level
+from sim.frontier import best_by, best_of, fastest_of, level_of, ways_by_level
 from sim.interval import Missed
 from sim.predict_answer import used_alike
 from sim.types import ConfigError
@@ -45,11 +44,15 @@ def advice_of(arguments: Sequence[str], folder: Path) -> dict[str, Any]:
 def test_only_complete_decode_rows_count() -> None:
     rows = [missed("a"), missed("a"), missed("a", is_complete=False), missed("b", is_prefill=True)]
     assert dict(rows_by_engine(rows)) == {"a": 2}
-    assert [rows_words(n).partition(" row")[0] for n in (0, 1, 2)] == [
+    assert dict(rows_by_engine(rows, "rtx4090")) == {"a": 2}
+    assert dict(rows_by_engine(rows, "rtx3090")) == {}
+    assert [rows_words(n, n // 2).partition(" row")[0] for n in (0, 1, 2)] == [
         "no complete published",
         "one complete published",
         "2 complete published",
     ]
+    assert rows_words(1, 0).endswith("none on this machine")
+    assert rows_words(2, 1).endswith("1 on this machine")
 
 
 def test_only_a_partial_cache_rests_on_hits() -> None:
@@ -71,7 +74,7 @@ def test_the_best_held_has_rows() -> None:
     assert best.engine == "vllm_like"
     held, _ = best_held(points, {"llama_cpp": 1})
     assert held is not None
-    assert held.speed == max(p.speed for p in points if p.fits and p.engine == "llama_cpp")
+    assert held.speed == max(p.speed for p in points if p.has_room and p.engine == "llama_cpp")
     assert best_held(points, {"vllm_like": 5})[0] is best
     few, _ = best_held(points, {"vllm_like": 4, "llama_cpp": 1})
     assert few is held  # four rows do not vouch for a hit rate
@@ -99,26 +102,79 @@ def with_memory(point: Point, gpu_left: int, host_left: int) -> Point:
 @pytest.mark.parametrize(
     ("gpu_left", "host_left", "word"),
     [
-        (800_000_000, 4_100_000_000, "yes"),  # 3 % of 25.77 GB are 0.773
-        (770_000_000, 4_100_000_000, "barely"),
-        (800_000_000, 3_900_000_000, "barely"),
+        (1_073_741_824, 4_000_000_000, "yes"),
+        (1_073_741_823, 4_000_000_000, "barely"),
+        (1_073_741_824, 3_999_999_999, "barely"),
         (0, 0, "barely"),
     ],
 )
 def test_nearly_full_memory_is_told(gpu_left: int, host_left: int, word: str) -> None:
     point = with_memory(found(quants=("FP8", "Q4_K_M"))[0], gpu_left, host_left)
-    assert fit_word(point) == word
-    told = " ".join(spare_words(point.found))
-    assert ("GPU memory" in told) is (gpu_left < 773_000_000)
+    assert point.fit == word
+    assert point.has_room is (word == "yes")
+    told = left_words(one for one in point.left if not one.is_enough)
+    assert ("GPU memory" in told) is (gpu_left < 1 << 30)
     assert ("host memory" in told) is (host_left < 4_000_000_000)
+    assert replace(point, reserve=Reserve(0, 0)).fit == "yes"
 
 
-def test_half_a_gigabyte_counts_on_small_gpus() -> None:
-    """3 % of 8 GB are 0.24 GB."""
-    point = best_of(found("machine.gpu.memory_bytes=8_000_000_000"))
+def test_the_reserve_is_of_each_gpu() -> None:
+    point = best_of(found("machine.gpu.count=2"))
     assert point is not None
-    assert fit_word(with_memory(point, 450_000_000, 10**10)) == "barely"
-    assert fit_word(with_memory(point, 550_000_000, 10**10)) == "yes"
+    gpu = point.left[0]
+    assert gpu.have_bytes == 2 * 25_769_803_776
+    least = replace(point, reserve=Reserve(gpu.bytes // 2, 0)), Reserve(gpu.bytes // 2 + 1, 0)
+    assert least[0].fit == "yes"
+    assert replace(point, reserve=least[1]).fit == "barely"
+
+
+def test_what_leaves_the_reserve_is_preferred_within_the_tolerance() -> None:
+    """gpt-oss-120b on 24 GB: the fastest of each way fills the memory to the last expert."""
+    points = found("model=gpt_oss_120b")
+    for best in (best_of(points), *best_by(points, "engine", "kind")):
+        assert best is not None
+        assert best.fit == "yes"
+        fastest = fastest_of([p for p in points if (p.engine, p.kind) == (best.engine, best.kind)])
+        assert fastest is not None
+        assert fastest.fit == "barely"
+        assert (1 - TOLERANCE) * fastest.speed <= best.speed < fastest.speed
+    assert best_of([p for p in points if p.fit != "yes"]) == fastest_of(points)
+    carefree = [replace(p, reserve=Reserve(0, 0)) for p in points]
+    assert best_of(carefree) == fastest_of(carefree)
+
+
+def test_what_costs_more_than_the_tolerance_is_not_preferred() -> None:
+    points = found("model=gpt_oss_120b")
+    fastest = fastest_of(points)
+    assert fastest is not None
+    slower = [p for p in points if p.speed < (1 - TOLERANCE) * fastest.speed]
+    assert any(p.has_room for p in slower)
+    assert best_of([fastest, *slower]) is fastest
+
+
+def test_the_largest_cache_that_leaves_the_reserve_is_tried() -> None:
+    """Another expert a layer would take from the reserve."""
+    reserve = Reserve(3_000_000_000)
+    points = found("model=gpt_oss_120b", reserve=reserve)
+    cached = [p for p in points if p.kind == "offload"]
+    largest = max((p for p in cached if p.has_room), key=lambda p: p.case.placement.gpu_ratio)
+    a_row = 36 * largest.case.costs.shape.expert_bytes(0)
+    assert 3_000_000_000 <= largest.left[0].bytes < 3_000_000_000 + a_row
+
+
+def test_the_verdict_tells_what_is_left_and_what_was_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wish = ["model=gpt_oss_120b", "--engines", "vllm_like"]
+    advice = advice_of(wish, tmp_path)
+    shown = capsys.readouterr().out
+    best, fastest = advice["best"], advice["fastest_that_fits"]
+    left = best["gpu_bytes_left"] / 1e9
+    assert "Best (no published row near it): engine=vllm_like placement=offload" in shown
+    assert f"; fits, with {left:.1f} of 25.8 GB of GPU memory and " in shown
+    more = 100 * (fastest["tokens_per_s"] / best["tokens_per_s"] - 1)
+    assert f"Faster by {more:.1f}%, but it fits barely, with 0.0 of 25.8 GB of GPU memory" in shown
+    assert best["gpu_bytes_left"] >= advice["reserve"]["gpu_bytes"] == 1 << 30
 
 
 def test_ways_are_compared_at_one_precision() -> None:

@@ -1,5 +1,6 @@
 """The Python API: its results are the command line's, and a mistake is one line."""
 
+import doctest
 import gc
 import inspect
 import json
@@ -8,11 +9,13 @@ import sys
 from html import unescape
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 import greenroom
 from sim import advise_cli, api, predict_cli, stats_cli
+from sim.api_arguments import KINDS, OWN_WORDS
 from sim.policies.base import CachePolicy, PlacementPolicy
 from sim.types import Service
 
@@ -343,6 +346,7 @@ def test_results_show_what_counts():
     assert "tokens_per_s" in run._repr_html_()
     assert all(note in unescape(run._repr_html_()) for note in run.summary["notes"])
     assert repr(run).startswith("Run(policy=buddymoe, trace=tiny, model=qwen3_30b_a3b")
+    assert f"tokens_per_s={run.summary['tokens_per_s']:.4g}, " in repr(run)
     assert len(run.ledger) > 0
 
 
@@ -380,12 +384,28 @@ MISTAKES = {
     "taken": (lambda: greenroom.simulate(policy={"name": "lru"}), "one of Greenroom's own"),
     "odd name": (lambda: greenroom.simulate(policy={"name": "my policy"}), "underscores"),
     "twice": (lambda: greenroom.sweep(policies=["lru", "lru"]), "is there twice"),
+    "a policy by parameter and by override": (
+        lambda: greenroom.compare("policy=lfu", policies=["lru", "saem"]),
+        "policy=lfu: the parameter policy or policies is for that",
+    ),
+    "a trace by parameter and by override": (
+        lambda: greenroom.simulate("trace=tiny_logits", trace="tiny"),
+        "trace=tiny_logits: the parameter trace is for that",
+    ),
+    "a folder by override": (
+        lambda: greenroom.sweep("sweep.dir=x", policies=["lru"]),
+        "sweep.dir=x: the parameter folder is for that",
+    ),
+    "a dry run": (
+        lambda: greenroom.sweep(policies=["lru"], dry_run=True),
+        "sweep.dry_run = True: only the command",
+    ),
     "misspelled setting": (lambda: greenroom.sweep(serch="grid"), "did you mean 'search'?"),
     "misspelled engine": (lambda: greenroom.sweep(engine="poll"), "did you mean 'pool'?"),
     "wrong setting": (lambda: greenroom.sweep(points=0), "sweep.points = 0"),
     "all fail": (
-        lambda: greenroom.sweep("cache.ratio=2", policies=["lru"], engine="serial"),
-        "all 1 points failed, the first one so: cache.ratio = 2",
+        lambda: greenroom.sweep("workload.requests=[9,99]", policies=["lru"], engine="serial"),
+        "all 1 points failed, the first one so: workload.requests = [9, 99]",
     ),
     "one policy": (lambda: greenroom.compare(policies=["lru"]), "at least two"),
     "misspelled policies": (lambda: greenroom.compare(plicies=["lru"]), "did you mean 'policies'?"),
@@ -398,6 +418,50 @@ MISTAKES = {
     "advice": (lambda: greenroom.advise("engine=llama_cpp"), "is what is searched"),
     "phase": (lambda: greenroom.stats(phase="decod"), "did you mean 'decode'?"),
     "curve": (lambda: greenroom.stats(curve_tokens=0), "must be >= 1"),
+    "a number as text": (
+        lambda: greenroom.stats(curve_tokens="9"),
+        "curve_tokens = '9': must be a",
+    ),
+    "settings as a list": (
+        lambda: greenroom.simulate(["cache.ratio=0.25"]),
+        "overrides = ['cache.ratio=0.25']: must be a text each",
+    ),
+    "settings as keywords": (
+        lambda: greenroom.predict(model="gpt_oss_120b"),
+        "settings are texts, as 'model=gpt_oss_120b'",
+    ),
+    "a policy as policies": (lambda: greenroom.sweep(policies="lru"), "must be a list of policies"),
+    "one too many": (lambda: greenroom.load_trace("tiny", "x"), "load_trace(): too many"),
+    "one too few": (lambda: greenroom.check_policy(), "missing a required argument: 'policy'"),
+    "a folder as folders": (
+        lambda: greenroom.simulate(config_dirs="my"),
+        "must be a list of paths",
+    ),
+    "no folder of options": (
+        lambda: greenroom.simulate(config_dirs=["my"]),
+        "config_dirs = my: no such folder",
+    ),
+    "a file as folder": (
+        lambda: greenroom.simulate(folder=__file__),
+        "is a file: must be a folder",
+    ),
+    "a float as count": (
+        lambda: greenroom.advise(context_tokens=1.5),
+        "must be a whole number, or",
+    ),
+    "flag as parameter": (lambda: greenroom.advise(reserve=-1), "reserve = -1: must be in [0, "),
+    "no value of a setting": (
+        lambda: greenroom.sweep(seed=object()),
+        "seed = object: must be a text, a number, a list or None",
+    ),
+    "misspelled own setting": (
+        lambda: greenroom.compare(policies=["lru", "lfu"], basline="lru"),
+        "did you mean 'baseline'?",
+    ),
+    "several machines": (
+        lambda: greenroom.predict("machine=rtx3090,rtx4090"),
+        "machine=rtx3090,rtx4090: several values: must be one",
+    ),
 }
 
 
@@ -407,6 +471,22 @@ def test_a_mistake_is_one_line(name):
     told = _shown(call)
     assert words in told
     assert "\n" not in told
+
+
+@pytest.mark.parametrize("name", [n for n in greenroom.__all__ if n != "Validated"])
+def test_every_argument_is_looked_at(name):
+    """A new annotation needs a kind, or is looked at where the argument is used."""
+    thing = getattr(greenroom, name)
+    methods = vars(thing).values() if inspect.isclass(thing) else [thing]
+    for function in (one for one in methods if hasattr(one, "__wrapped__")):
+        given = list(inspect.signature(function).parameters.values())
+        kinds = {one.annotation for one in given if one.name != "self"}
+        assert kinds <= {*KINDS, *OWN_WORDS}
+
+
+def test_whole_numbers_may_be_numpys():
+    sweep = greenroom.sweep(*SHORT, policies=["fifo"], engine="serial", chunk=np.int64(1))
+    assert len(sweep.rows) == 1
 
 
 def test_a_result_tells_of_its_mistakes_too():
@@ -435,6 +515,20 @@ def test_a_defect_is_no_mistake():
 class Defect(Oldest):
     def choose_victim(self, evictable, view):
         return 1 // 0
+
+
+@pytest.mark.parametrize("name", sorted(set(greenroom.__all__) - {"validate"}))
+def test_the_example_of_a_function_runs(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    thing = getattr(greenroom, name)
+    found = doctest.DocTestFinder(recurse=False).find(thing, name, globs={"greenroom": greenroom})
+    examples = sum(len(one.examples) for one in found)
+    assert examples or isinstance(thing, type), "a function has an example"
+    runner = doctest.DocTestRunner(verbose=False)
+    for one in found:
+        runner.run(one)
+    assert runner.summarize(verbose=False).failed == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_documented_example_runs(monkeypatch, tmp_path):

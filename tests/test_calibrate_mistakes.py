@@ -38,6 +38,7 @@ def experts(*times_ns: float) -> list[dict[str, Any]]:
     return [{**EXPERT, "num_bytes": 10**6 * (i + 1), "value_ns": t} for i, t in enumerate(times_ns)]
 
 
+HUGE = {"mean": 1e300, "sd": 5, "why": "x"}
 GOOD = experts(30_000, 50_000)
 
 
@@ -52,6 +53,13 @@ GOOD = experts(30_000, 50_000)
         ({"loss": "huber"}, "loss = huber: must be linear or soft_l1"),
         ({"sigma": 0}, "sigma = 0: must be > 0"),
         ({"sigma": math.inf}, "sigma = inf: must be a finite number"),
+        ({"sigma": 10**400}, "sigma = 10+: must be a finite number"),
+        ({"rows": "loop.csv"}, "loop.csv: no such file"),
+        ({"sigma": 1e-300}, "sigma = 1e-300: must be at most 1e.24 in size, and no nearer to 0"),
+        (
+            {"parameters": {DERATE: {"bounds": [0.1, 1], "scale": "log", "prior": HUGE}}},
+            "prior.mean = 1e.300: must be at most 1e.24 in size",
+        ),
         ({"parameters": {}}, "parameters: must map at least one name to its bounds"),
         ({"parameters": {DERATE: {}}}, "bounds = None: must be \\[low, high\\]"),
         ({"parameters": {DERATE: {"bounds": [1, 0.1]}}}, "must be \\[low, high\\], low < high"),
@@ -71,6 +79,7 @@ GOOD = experts(30_000, 50_000)
 )  # fmt: skip
 def test_a_specification_that_cannot_be(tmp_path: Path, more: Any, message: str) -> None:
     (tmp_path / "rows.txt").write_text("a table?")
+    (tmp_path / "loop.csv").symlink_to(tmp_path / "loop.csv")
     with pytest.raises((ConfigError, HardwareError), match=message) as caught:
         fit(tmp_path, GOOD, **more)
     assert "\n" not in str(caught.value)
@@ -108,6 +117,14 @@ def test_a_parameter_that_is_not_there(tmp_path: Path, name: str, message: str) 
         ([{**GOOD[0], "value_ns": math.nan}], "value_ns = nan: must be a finite number"),
         ([{**GOOD[0], "id": 1}, {**GOOD[1], "id": 1}], "id = 1: must be that of one row only"),
         ([{"model": "qwen3_30b_a3b", "value": "nan"}], "value = nan: must be a number"),
+        ([{**GOOD[0], "value_ns": 10**400}], "value_ns = 10+\\.\\.\\.: must be a number"),
+        ([{"model": "qwen3_30b_a3b", "value": "[" * 9999}], r"value = \[+.*: must be a number"),
+        ([{"model": "qwen3_30b_a3b", "value": [1e-300, 1]}], "must be a number from 1e-24 to 1e"),
+        ([{"model": "qwen3_30b_a3b", "value": 10**200}], "must be a number from 1e-24 to 1e"),
+        (
+            [{"model": "qwen3_30b_a3b", "value": 1, "sigma": 10**400}],
+            "sigma = 10+: must be a finite number > 0",
+        ),
         ([{"model": "qwen3_30b_a3b", "value": [2, 1]}], "must be a number, or \\[low, high\\]"),
         ([{"model": "qwen3_30b", "value": 1}], "row 1: model = qwen3_30b: no such option; did you"),
         (
@@ -259,3 +276,33 @@ def test_a_run_that_is_stopped_leaves_no_half_file(
     with pytest.raises(KeyboardInterrupt):
         write_files({tmp_path / "engine" / "a.yaml": "name: a\n"})
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_without_a_fit_there_are_no_errors_to_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Reads of storage become the curve as they are."""
+    read = {"kind": "storage", "block_bytes": 4096, "queue_depth": 1, "value_ns": 80_000}
+    assert fit(tmp_path, [read]).fit is None
+    errors, results = tmp_path / "errors.csv", tmp_path / "results"
+    words = [str(tmp_path / "fit.yaml"), "--errors", str(errors), "--results", str(results)]
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "greenroom calibrate: error: --errors: without a fit there are none. "
+        "All rows are of kind storage: there is nothing to fit."
+    )
+    assert not errors.exists()
+    assert not results.exists()
+
+
+@pytest.mark.parametrize("flag", ["--out", "--results", "--errors"])
+def test_where_nothing_can_be_written_nothing_is_fitted(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sim.calibrate.calibrate", None)  # minutes, for the published rows
+    wrong = tmp_path if flag == "--errors" else tmp_path / "file"
+    (tmp_path / "file").touch()
+    assert main(["published", flag, str(wrong)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"greenroom calibrate: error: {flag} is {wrong}: is a f")

@@ -239,6 +239,8 @@ def test_the_command_exports_a_trace_and_says_what_is_lost(
     assert main(["experts-npz", "mine.parquet", "--out", "again.npz"]) == 0  # as import does
     assert main(["sglang-logical-count", "tiny_logits", "--out", "load.json"]) == 0
     assert "load.json: 5178 tokens of tiny_logits" in capsys.readouterr().out
+    assert main(["experts-npz", "mine.parquet#layers=1:2", "--out", "part.npz"]) == 0
+    np.testing.assert_array_equal(read_any("part.npz").expert_ids, small_trace().expert_ids[:, 1:2])
     assert main([]) == 0
     assert "sglang-logical-count" in capsys.readouterr().out
 

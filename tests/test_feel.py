@@ -494,15 +494,35 @@ def test_who_wants_no_colours_gets_none(name: str, colourful: pytest.MonkeyPatch
         assert ESCAPE not in on_terminal(line, colourful), line
 
 
+def test_a_narrow_terminal_cuts_no_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.table import Table
+
+    from sim.screen import screen
+
+    table = Table()
+    table.add_column("name", no_wrap=True)
+    table.add_column("prose")
+    table.add_row("n" * 50, "words that may be broken " * 3)
+    console = screen(40)
+    console.print(table)
+    lines = capsys.readouterr().out.splitlines()
+    assert any("n" * 50 in line for line in lines)
+    assert {len(line) for line in lines} == {50 + len("broken") + 7}, "no wider than it must be"
+    console.print("plain " * 20)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 40, "as before"
+
+
 def test_a_reader_that_stops_early_ends_a_command_without_a_word(tmp_path: Path) -> None:
-    lines = ["stats --help", "policies", "sim --help"]
+    run = "sim workload.requests=[24,25] output.belady=false hydra.run.dir=run"
+    lines = ["stats --help", "policies", "sim --help", run]
     tried = "; ".join(  # the pipe breaks at the end, or on the way
         f"PYTHONUNBUFFERED={unbuffered} greenroom {line} | head -1 >/dev/null; echo ${{PIPESTATUS[0]}}"
-        for line, unbuffered in zip(lines, ("1", "1", ""), strict=True)
+        for line, unbuffered in zip(lines, ("1", "1", "", "1"), strict=True)
     )
     done = greenroom(tried, tmp_path)
     assert done.stderr == ""
     assert done.stdout.split() == ["0"] * len(lines)
+    assert (tmp_path / "run" / "summary.json").is_file()
 
 
 def test_closed_streams_are_no_mistake(tmp_path: Path) -> None:
@@ -529,7 +549,7 @@ def test_the_last_line_says_where_the_output_is(
     lines = {
         "sim workload.requests=[24,25] output.belady=false hydra.run.dir=a": "^Results: .*/a$",
         "published --only 1 --out b": r"^Table: b/published\.csv$",
-        "export moe-policylang tiny --out d.jsonl": r"^d\.jsonl: ",
+        "export moe-policylang tiny --out d.parquet": r"^d\.parquet: ",
         "model from-config . --out e.yaml": r"^e\.yaml: ",
     }
     config = {"model_type": "olmoe", "num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2,

@@ -197,8 +197,8 @@ def test_a_tornado_has_a_bar_a_variant_and_says_why_others_have_none() -> None:
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([-0.5, 0.5])
     words = [text.get_text() for text in axes.texts]
     assert words == [
-        "-50.0%, then bound by gpu",
-        "+50.0%, then bound by gpu",
+        "-50.0%, then bound by GPU",
+        "+50.0%, then bound by GPU",
         "not run: there is none",
     ]
 
@@ -213,6 +213,14 @@ def test_many_sizes_have_marks_that_can_be_read() -> None:
         ticks = list(figure.axes[0].get_xticks())
         assert 5 <= len(ticks) <= 9
         assert set(ticks) <= {100 * size for size in sizes}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"), [((0.03125, 0.5), ["3.125", "50"]), ((0.0312345, 0.5), ["3.12", "50"])]
+)
+def test_a_size_is_written_out_unless_it_has_no_end(sizes: list[float], words: list[str]) -> None:
+    axes = draw_throughput(sweep_of(*(run("lru", size, 10.0) for size in sizes))).axes[0]
+    assert [text.get_text() for text in axes.get_xticklabels()] == words
 
 
 def test_names_are_drawn_as_they_are_and_long_ones_leave_room(
@@ -365,3 +373,21 @@ def test_files_have_the_same_bytes_each_time(tmp_path: Path, kind: str) -> None:
             for n in "ab"
         )
         assert first == second
+
+
+def test_panels_stand_in_the_order_of_their_values() -> None:
+    sizes = [(batch, ratio) for batch in (16, 2, 1, 4) for ratio in (0.25, 0.5)]
+    figure = draw_throughput(sweep_of(*(run(ratio=r, batch_size=b) for b, r in sizes)))
+    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
+    assert titles == ["batch 1", "batch 2", "batch 4", "batch 16"]
+
+
+def test_figures_of_an_earlier_sweep_do_not_stay(tmp_path: Path) -> None:
+    plot_sweep(three(), tmp_path)
+    assert (tmp_path / "throughput_by_cache.pdf").exists()
+    left = plot_sweep(three()[::2], tmp_path)  # of one size
+    assert [path.name for path in left] == ["stall_breakdown.png"]
+    assert sorted(f.name for f in tmp_path.iterdir()) == [
+        "stall_breakdown.pdf",
+        "stall_breakdown.png",
+    ]

@@ -120,6 +120,15 @@ def test_a_folder_without_results_is_told_of(
     assert "holds no results" in capsys.readouterr().err
 
 
+def test_a_part_of_a_trace_is_drawn_whatever_its_path(
+    tmp_path: Path, small_trace_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "it's a, trace").symlink_to(small_trace_file)
+    assert main(["plot", "--trace", "it's a, trace#layers=1:2", "heatmap", "--format", "svg"]) == 0
+    assert "layer 0; " in next(tmp_path.rglob("heatmap.svg")).read_text()
+
+
 def test_a_run_of_the_command_line_is_drawn(tmp_path: Path, small_trace_file: Path) -> None:
     done = greenroom(
         "sim", f"trace.path={small_trace_file}", "output.events=true", "output.belady=false",

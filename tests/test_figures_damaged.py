@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sim.figures.boundaries import work_of
 from sim.figures.source import Wanted, open_source
 from sim.figures.table import draw
 from sim.results import COUNTERS, EVENTS, REQUESTS, STEPS
@@ -70,6 +71,25 @@ def test_damaged_tables_are_told_of(
     pq.write_table(damage(pq.read_table(folder / file)), folder / file)
     with pytest.raises(ConfigError, match=file):
         draw("residency", open_source(folder), Wanted(request=1))
+
+
+@pytest.mark.parametrize("trace", [3, {"path": 3}, {"path": "/absent"}, {}])
+def test_a_damaged_configuration_of_a_run_costs_no_more_than_its_boundaries(
+    trace: Any, lru: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(lru, folder)
+    (folder / "config.yaml").write_text(json.dumps({"trace": trace}))
+    assert work_of(open_source(folder)) is None
+
+
+def test_aliases_that_stand_for_more_than_memory_are_refused(lru: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(lru, folder)
+    lists = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
+    (folder / "config.yaml").write_text(f"a0: &a0 [x]\n{lists}trace: {{path: *a11}}\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml: its aliases"):
+        work_of(open_source(folder))
 
 
 @pytest.mark.parametrize("name", ["tier", "policy", "measured_ns", "noise", "batch_size"])

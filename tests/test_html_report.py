@@ -12,9 +12,11 @@ from report_rows import Page, row
 
 from sim.cli import main
 from sim.html.definitions import _CHOICES, _FIELDS, definition, entries
-from sim.html.elements import Html, element, escape
+from sim.html.elements import Html, element, escape, folded, paragraph, section
 from sim.html.figures import data_uri
+from sim.html.grid import grid
 from sim.html.page import SCRIPT
+from sim.html.page import page as whole_page
 from sim.html.provenance import warnings
 from sim.html.question import question_of
 from sim.html.results import BATCH_COLUMNS, LEDGER_COLUMNS, MOST_ROWS
@@ -168,7 +170,7 @@ def test_the_page_can_be_read_without_looking(sweep_page: str) -> None:
 
 def test_a_sweep_tells_of_its_failed_points_and_its_command(sweep_page: str) -> None:
     page = Page(sweep_page)
-    assert "1 of 9 points of the sweep have no result." in page.text("header")
+    assert "1 of 9 points of the sweep failed." in page.text("header")
     assert f"greenroom sim -m 'policy={EVIL}' 'a=b c'" in page.text("pre")
     assert f"policy: {{name: '{EVIL}'}}" in page.text("pre")
 
@@ -376,10 +378,39 @@ def test_a_sweep_of_ours_is_made_again_by_its_arguments(tmp_path: Path) -> None:
         "first": ["policy=a"],
     }
     (tmp_path / "sweep.json").write_text(json.dumps(asked))
+    (tmp_path / "config.yaml").write_text("# Varied:\n")
     source = open_source(write_points(tmp_path, [row("a"), row("b")]))
     assert source.command == "greenroom sweep --config-dir 'my conf' policy=a,b 'x=[1, 2]'"
     texts = dict(source.texts)
-    assert "greenroom sim --config-dir 'my conf' --cfg job --resolve policy=a" in texts.values()
+    assert "# Varied:\n" in texts.values()
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("sweep.json", {"config_dirs": 3, "arguments": 5, "first": "x"}),
+        ("sweep.json", {"arguments": None}),
+        *(("multirun.yaml", odd) for odd in ({"hydra": 1}, {"hydra": {"overrides": [1]}}, [])),
+        ("multirun.yaml", {"hydra": {"overrides": {"task": 7}}}),
+    ],
+)
+def test_a_damaged_note_of_the_command_is_no_command(
+    file: str, told: object, tmp_path: Path
+) -> None:
+    (tmp_path / file).write_text(json.dumps(told))
+    assert open_source(write_points(tmp_path, [row("a"), row("b")])).command is None
+
+
+@pytest.mark.parametrize(
+    "words", ["[policy=lru, 3]", "&a [*a]", "[[policy=lru]]", "{a: b}", "- [", "LAUGHS"]
+)
+def test_damaged_words_of_a_run_are_taken_from_its_row(words: str, tmp_path: Path) -> None:
+    lists = "\n".join(f"- &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))
+    run = write_run(tmp_path / "run", row())
+    (run / ".hydra").mkdir(exist_ok=True)
+    text = words.replace("LAUGHS", f"- &a0 [x]\n{lists}\n")
+    (run / ".hydra" / "overrides.yaml").write_text(text)
+    assert open_source(run).command == "greenroom sim policy=lru cache.ratio=0.25"
 
 
 def test_a_measured_run_is_made_again_by_replay(tmp_path: Path) -> None:
@@ -454,3 +485,42 @@ def test_a_browser_opens_it_without_a_complaint_and_sorts_its_tables(
     title = re.search(r"<title>(.*?)</title>", chromium(file)[0])
     assert title is not None
     assert title[1].split() == [f"{speed}.0" for speed in range(170, 90, -10)]
+
+
+@pytest.mark.skipif(
+    not (shutil.which("chromium") and shutil.which("pdftotext")),
+    reason="needs chromium and pdftotext on PATH",
+)
+def test_on_paper_every_page_of_a_table_has_its_heads_and_the_columns_are_explained(
+    tmp_path: Path,
+) -> None:
+    table = grid(("policy", "tokens/s"), [(f"p{n}", n) for n in range(200)], "runs", sortable=True)
+    told = section("Definitions", "definitions", folded("What columns mean", paragraph("as told")))
+    file, paper = tmp_path / "report.html", tmp_path / "report.pdf"
+    file.write_text(whole_page("A report", [section("Results", "results", table), told]), "utf-8")
+    flags = [flag for flag in _FLAGS if flag != "--dump-dom"]
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    command = ["chromium", *flags, profile, "--no-pdf-header-footer", f"--print-to-pdf={paper}"]
+    subprocess.run([*command, file.as_uri()], capture_output=True, timeout=60, check=True)
+    text = subprocess.run(["pdftotext", paper, "-"], capture_output=True, text=True, check=True)
+    pages = text.stdout.rstrip("\f").split("\f")
+    with_rows = [one for one in pages if re.search(r"^p\d+$", one, re.MULTILINE)]
+    assert len(with_rows) > 2
+    assert all("tokens/s" in one for one in with_rows)
+    assert "as told" in text.stdout
+
+
+def test_a_sweep_that_is_not_finished_says_so_in_reports_and_before_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_points(tmp_path / "s", [row("lru"), row("saem")])
+    (folder / "2").mkdir()
+    (folder / "2" / "error.json").write_text('{"overrides": [], "error": "no"}')
+    (folder / "sweep.json").write_text(json.dumps({"arguments": [], "num_points": 7}))
+    page = report(capsys, str(folder))
+    assert "not finished: 4 of 7 points have not been run yet" in page
+    assert "1 of 7 points of the sweep failed" in page
+    assert main(["plot", str(folder), "stall_breakdown"]) == 0
+    assert "not finished: 4 points" in capsys.readouterr().err
+    (folder / "sweep.json").write_text(json.dumps({"arguments": [], "num_points": 3}))
+    assert "not finished" not in report(capsys, str(folder))

@@ -102,6 +102,7 @@ def test_expert_bits_are_the_mean_of_the_layers(given: dict[str, object]) -> Non
         ([-1] * 32, r"expert_bits_by_layer\[0\] = -1: must be >"),
         ([4.5] * 31 + [float("nan")], r"expert_bits_by_layer\[31\] = nan: must be finite"),
         ([4.5] * 31 + [64], r"expert_bits_by_layer = .*: must be numbers <= 32"),
+        ([4.5] * 31 + [16**4000], r"\[31\] = of more than 4300 digits: must be <= 1e\+18"),
         (["four"] * 32, r"expert_bits_by_layer\[0\] = 'four': must be a number, not str"),
     ],
 )

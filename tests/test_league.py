@@ -70,8 +70,8 @@ def test_a_policys_own_parameters_make_it_another() -> None:
         for ratio in (0.25, 0.5)
     ]
     base = [row("lru", ratio, 10.0) for ratio in (0.25, 0.5)]
-    _, standings = league(decays + base, "lru decay=-")
-    assert [s.policy for s in standings] == ["lfu decay=1", "lfu decay=0.9", "lru decay=-"]
+    _, standings = league(decays + base, "lru")
+    assert [s.policy for s in standings] == ["lfu decay=1", "lfu decay=0.9", "lru"]
 
 
 def test_the_file_shows_every_standing(tmp_path: Path) -> None:
@@ -98,7 +98,14 @@ def test_wins_are_of_a_policy_with_its_parameters_and_shared_by_equals() -> None
         for (decay, ratio), speed in speeds.items()
     ]
     base = [row("lru", ratio, 10.0) for ratio in (0.25, 0.5)]
-    _, standings = league(decays + base, "lru decay=-")
+    _, standings = league(decays + base, "lru")
     assert {standing.policy: standing.wins for standing in standings} == {
-        "lfu decay=0.9": 2, "lfu decay=0.5": 1, "lru decay=-": 0,
+        "lfu decay=0.9": 2, "lfu decay=0.5": 1, "lru": 0,
     }  # fmt: skip
+
+
+def test_a_parameter_that_some_policies_do_not_set_does_not_rename_them() -> None:
+    decayed = row("b", 0.25, 30.0, overrides={"policy.cache.decay": "0.9"})
+    baseline, standings = league([*rows(), decayed])
+    assert baseline == "lru"
+    assert {one.policy for one in standings} == {"b decay=0.9", "b", "lru", "c"}

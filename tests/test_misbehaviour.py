@@ -231,8 +231,11 @@ def test_nobody_writes_in_the_trace(batch: int) -> None:
         simulate(config)
 
 
-def test_too_little_memory_is_one_line() -> None:
+def test_too_little_memory_and_too_long_a_number_are_one_line() -> None:
     assert explain(MemoryError()) == "not enough memory"
+    with pytest.raises(ValueError, match="limit") as long:  # as a YAML file may give it, in base 16
+        str(16**4000)
+    assert explain(long.value) == "a whole number has more than 4300 digits"
     with pytest.raises(MemoryError) as caught:
         np.empty(2**55)
     assert str(explain(caught.value)).startswith("not enough memory: Unable to allocate")

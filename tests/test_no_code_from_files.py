@@ -81,6 +81,7 @@ SAFE_YAML |= {
     "Mark",
 }
 SAFE_YAML |= {"__file__", "compose", "parse", "CollectionNode"}
+SAFE_YAML |= {"AliasEvent", "ScalarEvent", "CollectionStartEvent", "CollectionEndEvent"}
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:

@@ -9,41 +9,41 @@ from pathlib import Path
 
 import pytest
 
-from sim import results
-from traces import out_file
+from traces.out_file import whole_file, whole_output
+from traces.schema import TraceError
 
-WRITERS = (results.whole_file, out_file.whole_file)
+WRITERS = (whole_file, whole_output)
 
 
-@pytest.mark.parametrize("whole_file", WRITERS)
-def test_a_pipe_is_written_to_and_stays_a_pipe(whole_file, tmp_path: Path) -> None:
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_pipe_is_written_to_and_stays_a_pipe(writer, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read: list[str] = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
     reader.start()
-    with whole_file(pipe) as partial:
+    with writer(pipe) as partial:
         partial.write_text("told")
     reader.join(10)
     assert read == ["told"]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
-@pytest.mark.parametrize("whole_file", WRITERS)
-def test_a_device_stays_a_device(whole_file) -> None:
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_device_stays_a_device(writer) -> None:
     null = Path("/dev/null")
     for _ in range(2):
-        with whole_file(null) as partial:
+        with writer(null) as partial:
             assert partial == null
             partial.write_text("gone")
-    with pytest.raises(RuntimeError), whole_file(null):
+    with pytest.raises(RuntimeError), writer(null):
         raise RuntimeError
     assert stat.S_ISCHR(null.stat().st_mode)
 
 
-def _fail_halfway(whole_file, file: Path) -> None:
+def _fail_halfway(writer, file: Path) -> None:
     try:
-        with whole_file(file) as partial:
+        with writer(file) as partial:
             partial.write_text("half")
             raise RuntimeError
     except RuntimeError:
@@ -51,11 +51,29 @@ def _fail_halfway(whole_file, file: Path) -> None:
     raise AssertionError("the fault was swallowed")
 
 
-@pytest.mark.parametrize("whole_file", WRITERS)
-def test_a_file_is_there_whole_or_as_it_was(whole_file, tmp_path: Path) -> None:
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_file_is_there_whole_or_as_it_was(writer, tmp_path: Path) -> None:
     file = tmp_path / "f.txt"
-    with whole_file(file) as partial:
+    with writer(file) as partial:
         partial.write_text("first")
-    _fail_halfway(whole_file, file)
+    _fail_halfway(writer, file)
     assert file.read_text() == "first"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_what_the_system_refuses_names_the_file_that_is_meant(tmp_path: Path) -> None:
+    file = tmp_path / "no" / "f.txt"
+    with pytest.raises(FileNotFoundError) as found, whole_file(file) as partial:
+        partial.write_text("never")
+    assert found.value.filename == str(file)
+    with (
+        pytest.raises(TraceError, match=f"^{file}: No such file or directory$"),
+        whole_output(file) as partial,
+    ):
+        partial.write_text("never")
+    for writer in WRITERS:
+        with (
+            pytest.raises(TraceError, match=r"^/: is a folder: must be a file$"),
+            writer(Path("/")),
+        ):
+            pass

@@ -170,7 +170,7 @@ def test_ranges_and_lists_are_combined() -> None:
         (["work.context_tokens=0"], "work.context_tokens = 0: must be a whole number >= 1"),
         (["work.batch_size=1e10"], "at most 1e9"),
         (["machine.gpu.memory_bytes_per_s=0"], "must be > 0"),
-        (["machine=rtx3090,rtx4090"], "--multirun"),
+        (["machine=rtx3090,rtx4090"], "several values: must be one; a list is written [a,b]; -m"),
         (["machine=null"], "machine=null: must name an option of the group machine"),
         (["machine/storage=null"], "to leave it out write machine.storage=null"),
         (["nonsense"], "nonsense"),

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from real.checkpoint import CheckpointExperts, ModuleExperts, experts_modules
 from real.device import open_device
 from real.errors import RealError
+from real.shards import Shards
 from real.store import build_ram, with_low_copies
 from real.store_file import FileStore, build_file
 from sim.types import ConfigError
@@ -185,6 +186,18 @@ def test_a_shard_with_a_damaged_head_is_named(broken: Path, offset: int, data: b
         opened.write(data)
     with pytest.raises(RealError, match=f"{file.name}: its head"):
         read_all(broken)
+
+
+@pytest.mark.parametrize(("name", "odd"), [("shape", [float("inf")]), ("data_offsets", [0, 16.0])])
+def test_a_head_with_other_than_whole_numbers_is_damaged(
+    name: str, odd: list[float], tmp_path: Path
+) -> None:
+    head = {"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16], name: odd}}
+    text = json.dumps(head).encode()
+    data = len(text).to_bytes(8, "little") + text + bytes(16)
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(RealError, match=r"model\.safetensors: its head is damaged: a has bytes 0"):
+        Shards(tmp_path)
 
 
 def test_a_shard_of_random_bytes_is_found_corrupt(broken: Path) -> None:

@@ -8,8 +8,9 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,15 +18,19 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("tokenizers")
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
+from matplotlib.text import Text  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from real.remoe_cli import main  # noqa: E402
+from real.remoe_frontier import Point, _name_points  # noqa: E402
 from real.remoe_gates import Gates, load_gates, save_gates  # noqa: E402
 from real.remoe_record import eor_of_trace  # noqa: E402
 from real.remoe_report import verdict  # noqa: E402
 from real.remoe_run import judgement_of  # noqa: E402
 from real.remoe_speed import with_changes  # noqa: E402
 from real.remoe_subject import read_texts  # noqa: E402
+from sim.plot_style import new_figure, styled  # noqa: E402
 from tests.live_models import saved  # noqa: E402
 from tests.moe_models import VOCAB, build  # noqa: E402
 from tests.strategies import trace_of_ids  # noqa: E402
@@ -107,6 +112,20 @@ def test_a_users_model_from_training_to_speed(model: Path, tmp_path: Path, capsy
     assert all(row["tpot_ns_mean"] > 0 for row in speed["rows"])
     assert eor_of_trace(out / "remoe.parquet", [1, 3]) == speed["eor"]["remoe"]
     assert "The paper: vLLM" in capsys.readouterr().out
+
+
+def test_names_of_points_that_lie_close_do_not_overlap() -> None:
+    factors: list[float | None] = [None, 0.0, 0.25, 1.0, 4.0]
+    points = [Point(factor, cast(Any, None)) for factor in factors]
+    with styled():
+        figure, axes = new_figure(3.5, 2.3)
+        eor = [20.0, 20.3, 19.9, 20.3, 50.0]
+        axes.plot(eor, eor)
+        _name_points(axes, eor, points)
+        FigureCanvasAgg(figure).draw()
+        boxes = [Text.get_window_extent(text) for text in axes.texts]  # without their lines
+    assert [text.get_text() for text in axes.texts] == ["x0.25", "before", "control", "x1", "x4"]
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,6 +86,9 @@ COMPLETIONS = "POST /v1/completions"
             "HTTP 307: is to be found at http://there/v1",
         ),
         (COMPLETIONS, 500, {}, b"[" * 100_000, "HTTP 500: [[["),
+        (COMPLETIONS, 200, {"Content-Length": "9" * 30}, b"{}", "does not fit into memory"),
+        (COMPLETIONS, 307, {"Location": "h" * 60_000}, b"", "is to be found at hhh"),
+        (COMPLETIONS, 503, {"Retry-After": "²"}, b"later", "HTTP 503: later"),
         ("GET /v1/models", 200, {}, b"<html>", "/v1/models: the answer of 6 bytes is not JSON"),
     ],
 )
@@ -98,6 +102,33 @@ def test_an_odd_answer_is_one_line(
         record(url, "vllm", tmp_path / "kept")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("HTTP/1.1 404 " + "r" * 60_000, "HTTP 404: rrr"),
+        ("HTTP/1.1 503 " + "r" * 60_000, "HTTP 503: rrr"),
+        ("HTTP/1.1 " + "9" * 60_000, "999"),
+        ("junk" * 10_000, "junkjunk"),
+    ],
+)
+def test_a_long_status_is_cut(line: str, message: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(f"{line}\r\nContent-Length: 0\r\n\r\n".encode())
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        client = HttpClient(f"http://127.0.0.1:{server.getsockname()[1]}", retries=0)
+        with pytest.raises(TraceError, match=message) as caught:
+            client.get("/v1/models")
+        thread.join()
     assert len(str(caught.value)) < 400
 
 

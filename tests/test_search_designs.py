@@ -151,9 +151,7 @@ def test_values_are_short_within_their_interval_and_read_back_by_hydra(kind: str
 
     parser = OverridesParser.create()
     for point in points([RATIO, f"+{SPEED}"], search=kind, points=50):
-        ratio, link = point
-        assert ratio.plain
-        assert not link.plain
+        ratio, _ = point
         assert 0.05 <= ratio.value < 0.5
         assert float(f"{ratio.value:.6g}") == ratio.value
         for setting in point:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
+from sim.progress import points_of_grid
 from sim.sweeps.grammar import Grammar, Setting
 from sim.types import ConfigError
 from tests.searching import points, search, texts, values
@@ -165,12 +166,6 @@ def assert_as_parsed(setting: Setting) -> None:
     override = PARSER.parse_override(setting.text)
     assert setting.key == override.key_or_group
     assert repr(setting.value) == repr(override.value())  # as text: nan is not itself, 1 is not 1.0
-    if setting.plain:
-        assert override.type == OverrideType.CHANGE
-        assert override.package is None
-        assert "/" not in setting.key
-        assert "${" not in repr(setting.value)
-        assert not isinstance(setting.value, dict)
 
 
 @settings(max_examples=200, deadline=None)
@@ -187,25 +182,22 @@ def test_one_override_is_read_as_hydra_reads_it(key: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "plain"),
+    ("task", "number"),
     [
-        ("cache.ratio=0.25", True),
-        ("workload.requests=[0,1]", True),
-        ("policy=lru", True),
-        ("+estimate.x=1", False),
-        ("++estimate.x=1", False),
-        ("~estimate.x", False),
-        ("machine/gpu=a100", False),
-        ("stages@policy.stages=drift", False),
-        ("cache={ratio:0.5}", False),
-        ("cache.ratio=${workload.x}", False),
-        ("cache.ratio=$\\{workload.x\\}", False),
-        ("hydra.job.name=x", False),
-        ("workload.requests.0=1", False),
+        (["policy=lru,saem", "cache.ratio=0.1,0.2,0.3"], 8 * 6),
+        (["policy=lru", "workload.batch_size=2"], 8),
+        (["seed=range(1,4)", "policy=saem", "policy=lru,saem"], 8 * 6),
+        (["machine=rtx4090"], 4),
     ],
 )
-def test_plain_is_what_may_be_set_without_hydra(text: str, plain: bool) -> None:
-    assert Grammar().setting(text).plain is plain
+def test_the_bar_of_hydras_own_sweep_counts_its_points(task: list[str], number: int) -> None:
+    params = {"machine": "a,b", "engine": "c,d", "model": "e,f"}
+    known = {"sweeper": {"params": params}, "overrides": {"task": task}}
+    assert points_of_grid(OmegaConf.create({"hydra": known})) == number
+    of_hydra = BasicSweeper.split_arguments(
+        PARSER.parse_overrides([*(f"{key}={value}" for key, value in params.items()), *task]), None
+    )
+    assert len(of_hydra[0]) == number
 
 
 def test_fixed_are_the_overrides_before_the_first_that_varies() -> None:
@@ -276,3 +268,8 @@ def test_mistakes_are_told_in_one_line(
     with pytest.raises(ConfigError, match=told) as error:
         search(arguments, **asked)
     assert "\n" not in str(error.value)
+
+
+def test_a_grid_that_nobody_means_is_refused_before_it_is_made() -> None:
+    with pytest.raises(ConfigError, match=r"has 9,990,000 points: must be 1,000,000 at most"):
+        search(["a=range(0,1,0.0001)", "b=range(1,1000)"])

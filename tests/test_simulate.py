@@ -82,6 +82,16 @@ def test_recorded_requests_say_so(small_trace_file: Path) -> None:
     assert (summary["refused"], summary["idle_ns"]) == (0, 0)
 
 
+def test_a_batch_that_never_fills_says_so(small_trace_file: Path) -> None:
+    full, _ = run(small_trace_file, "workload.batch_size=5")
+    more, _ = run(small_trace_file, "workload.batch_size=6")
+    assert full["notes"] == []
+    assert more["notes"] == [
+        "workload.batch_size is above the number of requests, 5: no more run at one time"
+    ]
+    assert more["total_ns"] == full["total_ns"]
+
+
 def test_a_request_that_can_never_fit_is_a_row_of_its_own(small_trace_file: Path) -> None:
     summary, tables = run(small_trace_file, "workload.kv_limit_tokens=44")  # each has 45
     assert (summary["requests"], summary["refused"], summary["output_tokens"]) == (5, 5, 0)

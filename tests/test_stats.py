@@ -134,8 +134,8 @@ def test_the_command_writes_page_figure_and_numbers(
     printed = capsys.readouterr()
     files = {file.name for file in out.iterdir()}
     assert files == {"stats.txt", "stats.json", "stats.png", "stats.pdf"}
-    assert (out / "stats.txt").read_text() == printed.out
-    assert "wrote" in printed.err
+    assert (out / "stats.txt").read_text() + f"Results: {out}\n" == printed.out
+    assert printed.err == ""
     assert "Locality of mine" in printed.out
     assert "4 requests, 800 tokens (720 counted: decode)" in printed.out
     assert "in a stage" in printed.out
@@ -146,7 +146,7 @@ def test_the_command_writes_page_figure_and_numbers(
     assert len(record["eor"]) == LAYERS
     assert record["phase"] == "decode"
     assert record["verdict"][0]["question"] == SUITS
-    assert printed.out.rstrip().endswith(".")
+    assert (out / "stats.txt").read_text().rstrip().endswith(".")
     assert "Verdict" in printed.out
 
 
@@ -157,6 +157,13 @@ def test_phases_are_measured_apart(staged: Path, capsys: pytest.CaptureFixture[s
     printed = capsys.readouterr().out
     assert "(800 counted: all)" in printed
     assert "first 90 tokens" in printed
+
+
+def test_a_part_of_a_trace_is_measured(staged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stats", f"{staged}#request_tokens=100"]) == 0
+    assert "8 requests, 800 tokens" in capsys.readouterr().out
+    assert main(["stats", f"{staged}#request_token=100"]) == 2
+    assert "did you mean 'request_tokens'?" in capsys.readouterr().err
 
 
 def test_a_synthetic_trace_is_called_so() -> None:

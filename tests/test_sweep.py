@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
+from sim.html.source import open_source
 from sim.results import read_rows
 from sim.simulate import simulate
+from sim.sweeps.beforehand import first_config
+from sim.sweeps.chunk import Point
 from sim.sweeps.coordinator import run_sweep
 from sim.types import ConfigError
 from tests.configs import composed
@@ -219,6 +223,65 @@ def test_a_dry_run_says_which_points_fail_and_does_not_count_their_time(
     assert "point 1 failed: policy=lru cache.ratio=1.5 " in done.stderr
     assert "1 of 2 points run for this failed" in done.stderr
     assert " +- " not in done.stdout  # one point is left, which tells no error
+
+
+def test_the_configuration_that_points_share_is_kept(
+    swept: Path, small_trace_file: Path, tmp_path: Path
+) -> None:
+    text = (swept / "config.yaml").read_text()
+    told = [line for line in text.splitlines() if line.startswith("#")]
+    assert told == [
+        "# Resolved configuration of point 0 of 6. Varied:",
+        "#   policy: lru, fifo",
+        "#   cache.ratio: 0.25, 0.5, 0.75",
+    ]
+    path, belady = f"trace.path={small_trace_file}", "output.belady=false"
+    assert yaml.safe_load(text) == composed("policy=lru", "cache.ratio=0.25", path, belady)
+    shown = dict(open_source(swept).texts)
+    assert text in shown.values()
+
+
+def test_the_comment_of_a_configuration_is_one_line_a_key() -> None:
+    bases = {0: {"policy": {"name": "a"}}}
+    texts = [(f"a={n}", "b=1", *(["c='x\ny\u2028\x1b'"] if n == 3 else [])) for n in range(9)]
+    points = [Point(n, text, 0) for n, text in enumerate(texts)]
+    assert first_config(points, bases, 20).splitlines() == [
+        "# Resolved configuration of point 0 of 20. Varied:",
+        "#   a: 0, 1, 2, 3, 4, 5, 6, 7, ... (9 values)",
+        "#   c: 'x y ?'",
+        "# as far as the first 9 tell: the others follow from results",
+        "policy:",
+        "  name: a",
+    ]
+    assert "the one point." in first_config(points[:1], bases, 1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ("cache.ratio=2", r"cache\.ratio = 2: must be a number in \[0, 1\]"),
+        ("machine.link.h2d_bytes_per_s=-1", r"machine/rtx4090: link\.h2d_bytes_per_s = -1"),
+        ("trace.path=nowhere.parquet", r"nowhere\.parquet: no such file"),
+        ("+workload.batch=2", r"workload\.batch: unknown key; did you mean 'batch_size'"),
+    ],
+)
+def test_a_setting_that_no_point_can_run_with_is_refused_once_before_anything_is_written(
+    small_trace_file: Path, tmp_path: Path, wrong: str, told: str
+) -> None:
+    words = points_of(small_trace_file, "policy=lru,fifo", folder=tmp_path / "s")
+    with pytest.raises(ConfigError, match=told):
+        run_sweep([*words, wrong])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_value_among_right_ones_or_other_wrong_ones_is_its_points(
+    small_trace_file: Path, tmp_path: Path
+) -> None:
+    words = points_of(small_trace_file, "sweep=serial", folder=tmp_path / "s")
+    outcome = run_sweep(["cache.ratio=2,0.5", *words])
+    assert [row["point"] for row in outcome.failed] == [0]
+    outcome = run_sweep(["cache.ratio=2,3", *words, "sweep.overwrite=true"])
+    assert [row["point"] for row in outcome.failed] == [0, 1]
 
 
 def test_an_experiment_file_names_the_points(small_trace_file: Path, tmp_path: Path) -> None:

@@ -6,8 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from sim.sweeps import identity
 from sim.sweeps.chunk import Point
+from sim.sweeps.store import _changed
 
 ROOT = Path(__file__).parents[1]
 _RUN = """
@@ -61,14 +64,47 @@ def test_a_digest_of_points_tells_order_edits_and_bases_apart() -> None:
 def test_the_content_of_files_counts_and_not_their_place(tmp_path: Path) -> None:
     trace = tmp_path / "t.parquet"
     base = {"trace": {"path": str(trace)}}
-    absent = identity.digest_of_inputs([base], [])
+    path = str(trace)
+    assert identity.digests_of_inputs([base], []) == {path: None}
     trace.write_bytes(b"one")
-    first = identity.digest_of_inputs([base], [])
+    first = identity.digests_of_inputs([base], [])
     trace.write_bytes(b"two")
-    second = identity.digest_of_inputs([base], [])
+    second = identity.digests_of_inputs([base], [])
     edited = Point(0, (), 0, ((("calibration", "trace"), str(trace)),))
-    third = identity.digest_of_inputs([{"trace": {"path": "elsewhere"}}], [edited])
+    third = identity.digests_of_inputs([{"trace": {"path": "elsewhere"}}], [edited])
     trace.write_bytes(b"one")
-    assert identity.digest_of_inputs([base], []) == first
-    assert identity.digest_of_inputs([{"trace": {"path": "elsewhere"}}], [edited]) != third
-    assert len({absent, first, second}) == 3
+    assert identity.digests_of_inputs([base], []) == first
+    assert identity.digests_of_inputs([{"trace": {"path": "elsewhere"}}], [edited]) != third
+    assert len({None, first[path], second[path]}) == 3
+
+
+def test_a_file_that_was_missing_may_be_there_now_and_others_are_as_they_were() -> None:
+    def changed(found: object) -> str:
+        return _changed({"inputs": found}, {"inputs": {"a": "1", "b": "2"}})
+
+    assert changed({"a": "1", "b": "2"}) == changed({"a": "1", "b": None}) == ""
+    for other in ({"a": "1", "b": "3"}, {"a": "1"}, {"a": None, "b": "2", "c": None}, "1", None):
+        assert "has changed" in changed(other)
+
+
+def test_code_beside_a_users_module_counts_whatever_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "own_parts"
+    package.mkdir()
+    (package / "__init__.py").write_text("import own_side, json\n")
+    (package / "policy.py").write_text("from . import (\n    near,\n)\nfrom own_later import x\n")
+    for name in ("own_side", "own_later", "own_idle"):
+        (tmp_path / f"{name}.py").write_text("x = 1\n")
+    (package / "near.py").write_text("import sim.types as t\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    bases = [{"policy": {"cache": {"_target_": "own_parts.policy.Mine"}}}]
+    first = identity.digest_of_code(bases)
+    assert identity.digest_of_code(bases) == first  # its modules are loaded by now
+    (tmp_path / "own_idle.py").write_text("x = 2\n")
+    assert identity.digest_of_code(bases) == first
+    digests = {first}
+    for file in ("own_parts/__init__.py", "own_parts/near.py", "own_side.py", "own_later.py"):
+        (tmp_path / file).write_text((tmp_path / file).read_text() + "# changed\n")
+        digests.add(identity.digest_of_code(bases))
+    assert len(digests) == 5

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from sim.cli import main
 from sim.sweeps.coordinator import run_sweep
+from sim.sweeps.store import Store
+from sim.types import ConfigError
 from tests.sweeping import (
     about,
     begun,
@@ -159,34 +162,70 @@ def test_another_engine_may_go_on_with_a_sweep(small_trace_file: Path, tmp_path:
 
 def test_two_processes_do_not_work_in_one_folder(small_trace_file: Path, tmp_path: Path) -> None:
     where = user_folder(tmp_path)
-    words = points_of(small_trace_file, *SLOW, folder=where / "s")
+    words = points_of(small_trace_file, *SLOW, "+policy.cache.seconds=60", folder=where / "s")
     process = begun("sweep", "--config-dir", "my_conf", *words, cwd=where)
-    wait_for_points(where / "s", 1)
+    while not (where / "s" / "sweep.json").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
     other = greenroom("sweep", "--config-dir", "my_conf", *words, cwd=where)
     kill_alone(process, signal.SIGTERM)
     assert other.returncode == 2
     assert "another sweep is at work there" in other.stderr
 
 
-def test_damaged_and_strange_folders_are_told_of(small_trace_file: Path, tmp_path: Path) -> None:
+def test_damaged_and_strange_folders_are_told_of(
+    small_trace_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
     folder = tmp_path / "s"
-    words = points_of(small_trace_file, "cache.ratio=0.25,0.5", "sweep=serial", folder=folder)
+    words = points_of(small_trace_file, "cache.ratio=0.25,0.5,7", "sweep=serial", folder=folder)
     run_sweep(words)
-    text = (folder / "sweep.json").read_text()
-    for damaged in ("", text[:50], "[]", "{}"):
+
+    def complaint(*words: str) -> str:
+        assert main(["sweep", *words]) == 2
+        return capsys.readouterr().err
+
+    asked = about(folder)
+    for name, odd in (
+        *(("arguments", [1]), ("arguments", "policy=lru"), ("config_dirs", 3)),
+        *(("config_dirs", [None]), ("working_folder", 5), ("working_folder", "a\0")),
+    ):
+        (folder / "sweep.json").write_text(json.dumps({**asked, name: odd}))
+        assert f"sweep.json: {name}: missing, or no " in complaint("--resume", "s")
+    for damaged in ("", json.dumps(asked)[:50], "[]", "{}"):
         (folder / "sweep.json").write_text(damaged)
-        done = greenroom("sweep", "--resume", "s", cwd=tmp_path)
-        assert done.returncode == 2
-        assert len(done.stderr.splitlines()) == 1
-        assert "sweep.json" in done.stderr
-    (folder / "sweep.json").write_text(text)
-    (folder / "1" / "summary.json").write_text("{")
-    done = greenroom("sweep", "--resume", "s", cwd=tmp_path)
-    assert done.returncode == 2
-    assert f"{folder / '1' / 'summary.json'}: cannot be read" in done.stderr
+        told = complaint("--resume", "s")
+        assert "sweep.json" in told
+        assert told.count("\n") == 1
+    (folder / "sweep.json").write_text(json.dumps(asked))
+    summary = json.loads((folder / "1" / "summary.json").read_text())
+    for text, message in (
+        ("{", "cannot be read"),
+        ("{}", "has no policy"),
+        (json.dumps(summary | {"provenance": 1}), "has provenance = 1: must be an object"),
+    ):
+        (folder / "1" / "summary.json").write_text(text)
+        told = complaint("--resume", "s")
+        assert f"{folder / '1' / 'summary.json'}: {message}".replace(": has", " has") in told
+        assert "; delete the file, and its point runs again" in told
+    (folder / "1" / "summary.json").write_text(json.dumps(summary | {"later": "x"}))
+    (folder / "0" / "summary.json").write_text(json.dumps(summary | {"later": 1.5}))
+    assert "later: differs in kind between the summaries" in complaint("--resume", "s")
+    (folder / "1" / "summary.json").unlink()
+    (folder / "0" / "summary.json").unlink()
+    (folder / "2" / "error.json").write_text(
+        json.dumps({"overrides": [3, "y" * 9999], "error": ["x" * 9999], "kind": "mistake"})
+    )
+    (folder / "²").mkdir()  # a digit that is no number
+    told = complaint("--resume", "s")
+    assert "point 2 failed: 3 yyy" in told
+    assert "yyy...: ['xxx" in told
+    assert max(map(len, told.splitlines())) < 2000
     (folder / "sweep.json").unlink()
-    done = greenroom("sweep", *words, cwd=tmp_path)
-    assert "holds runs that are not of `greenroom sweep`" in done.stderr
+    assert "holds runs that are not of `greenroom sweep`" in complaint(*words)
 
 
 def test_what_the_folder_says_of_the_sweep(small_trace_file: Path, tmp_path: Path) -> None:
@@ -199,3 +238,40 @@ def test_what_the_folder_says_of_the_sweep(small_trace_file: Path, tmp_path: Pat
     assert told["num_points"] == 2
     assert told["first"][0] == "cache.ratio=0.25"
     assert told["last"][0] == "cache.ratio=0.5"
+
+
+def test_replacing_takes_away_runs_and_nothing_else(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    (tmp_path / "2024" / "photos").mkdir(parents=True)
+    for name in (
+        "3/summary.json",
+        "4/error.json",
+        "5/.tmp-1-steps.parquet",
+        "6/.hydra/config.yaml",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    assert store.numbers() == [3, 4, 5, 6]
+    with pytest.raises(ConfigError, match="runs that are not of"):
+        store.open({"identity": {}}, overwrite=False)
+    store.open({"identity": {}}, overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2024", "sweep.json"]
+    (tmp_path / "sweep.json").write_text("{")
+    with pytest.raises(ConfigError, match="is it damaged"):
+        store.open({"identity": {"points": "a"}}, overwrite=False)
+    store.open({"identity": {"points": "a"}}, overwrite=True)
+    assert about(tmp_path)["identity"] == {"points": "a"}
+
+
+def test_results_stay_when_a_trace_that_was_missing_is_there(
+    small_trace_file: Path, tmp_path: Path
+) -> None:
+    late = tmp_path / "late.parquet"
+    words = [f"trace.path={small_trace_file},{late}", "output.belady=false", "sweep=serial"]
+    words += ["policy=lru", "cache.ratio=0.5", f"sweep.dir={tmp_path / 's'}"]
+    assert [row["point"] for row in run_sweep(words).failed] == [1]
+    first = (tmp_path / "s" / "0" / "summary.json").stat().st_mtime_ns
+    late.write_bytes(small_trace_file.read_bytes())
+    outcome = run_sweep([*words, "sweep.retry_failed=true"])
+    assert ([row["point"] for row in outcome.rows], outcome.num_resumed) == ([0, 1], 1)
+    assert (tmp_path / "s" / "0" / "summary.json").stat().st_mtime_ns == first

@@ -109,6 +109,10 @@ def test_what_a_killed_sweep_left_unfinished_is_taken_away(
     words = points_of(small_trace_file, "cache.ratio=0.2,0.3", "sweep=serial", folder=folder)
     run_sweep(words)
     before = contents(folder)
-    (folder / ".tmp-99999999-results.parquet").write_bytes(b"half")
+    for process in (str(99_999_999), "9" * 30):  # of which no process has the second
+        (folder / f".tmp-{process}-results.parquet").write_bytes(b"half")
+    kept = folder / ".tmp-²-mine"  # nor is this a number
+    kept.touch()
     run_sweep(words)
+    kept.unlink()
     assert contents(folder) == before

@@ -14,6 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 from sim.composing import composing
 from sim.own_options import with_folders
 from sim.sweeps.chunk import config_of
+from sim.sweeps.composer import Composer
+from sim.sweeps.grammar import Grammar
 from sim.sweeps.question import question_of
 from tests.searching import points, search, texts
 
@@ -204,6 +206,32 @@ def test_a_sweep_composes_what_hydra_composes(arguments: tuple[str, ...]) -> Non
 def test_what_hydra_refuses_a_sweep_refuses(arguments: tuple[str, ...]) -> None:
     assert of_the_sweep(arguments, ()) is None
     compare(arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_edit"),
+    [
+        ("cache.ratio=0.25", True),
+        ("workload.requests=[0,1]", True),
+        ("+estimate.link.x=1", True),
+        ("++cache.ratio=1", True),
+        ("policy=lru", False),
+        ("~cache.prefetch_limit", False),
+        ("machine/gpu=a40", False),
+        ("stages@policy.stages=drift", False),
+        ("cache={ratio:0.5}", False),
+        ("cache.ratio=${workload.batch_size}", False),
+        ("cache.ratio=$\\{workload.batch_size\\}", False),
+        ("model.expert_bits_by_layer.1=8", False),
+    ],
+)
+def test_what_only_puts_a_value_somewhere_is_an_edit_of_what_hydra_composed(
+    text: str, is_edit: bool
+) -> None:
+    with composing():
+        fixed = ["policy=saem", "model.expert_bits_by_layer=[4,5.5]"]
+        _, edits = Composer(fixed).place((Grammar().setting(text),))
+    assert bool(edits) is is_edit
 
 
 def test_options_of_ones_own_are_found_as_hydra_finds_them(folders: tuple[str, str]) -> None:

@@ -68,6 +68,7 @@ def test_a_fit_is_made_checked_saved_and_used(tmp_path: Path, capsys) -> None:
     assert "Held-out check of the fit to s" in told.out
     assert "LRU hit rate, one token at a time" in told.out
     assert "held-out check, half 2 of 2" in told.err
+    assert told.out.endswith(f"\nFit: {fit}\nCheck: {report}\n")
     assert load_model(fit).rank == 6
     assert {row["measure"] for row in json.loads(report.read_text())["rows"]} == {
         "reuse",

@@ -266,6 +266,7 @@ MAY = {
     "sim/completion_shapes.py": "commands, by their table",
     "real/validate.py": "whether accelerate is installed",
     "sim/targets.py": "the one place that imports what a configuration names",
+    "sim/hydra_guard.py": "plugins of Hydra, below names that are its own",
     "sim/cli.py": "commands, by a table of its own",
     "sim/catalogue.py": "the classes of the bundled policies",
     "traces/importers/formats.py": "importers, by a table of its own",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.out_file import whole_file
+from traces.out_file import whole_output
 from traces.schema import COUNTS_KEY, Provenance, TraceError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def write_counts(path: str | os.PathLike[str], counts: ExpertCounts) -> None:
     columns = [*(axis.astype(np.int32) for axis in places), counts.counts[places]]
     table = pa.table(dict(zip(_NAMES, columns, strict=True)))
     table = table.replace_schema_metadata({COUNTS_KEY: json.dumps(header).encode()})
-    with whole_file(path) as temporary:
+    with whole_output(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
 
 

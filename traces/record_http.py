@@ -147,7 +147,7 @@ class HttpClient:
             content = response.read()
         except (OSError, http.client.HTTPException) as error:
             raise self._failure(error) from None
-        except MemoryError:
+        except (MemoryError, OverflowError):  # of a length that no memory has
             raise TraceError(f"{self.url}{path}: the answer does not fit into memory") from None
         finally:
             with self._lock:
@@ -165,23 +165,22 @@ class HttpClient:
     def _failure(self, error: Exception) -> Exception:
         """Return what to raise for a connection that failed."""
         if isinstance(error, (socket.gaierror, ssl.SSLError)):
-            reason = error.strerror or str(error)
-            return TraceError(f"{self.url}: {' '.join(str(reason).split())}")
+            return TraceError(f"{self.url}: {_in_one_line(error.strerror or str(error))}")
         if isinstance(error, TimeoutError):
             return _PassingError(f"no answer for {self.timeout_s:g} s")
         if isinstance(error, http.client.IncompleteRead):
             return _PassingError(f"the answer broke off after {len(error.partial)} bytes")
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return _PassingError(" ".join(str(reason).split()))
+        return _PassingError(_in_one_line(reason))
 
     def _answer(self, path: str, response: http.client.HTTPResponse, content: bytes) -> Any:
         if response.status in PASSING_STATUS:
-            reason = f"HTTP {response.status}: {reason_in(content) or response.reason}"
+            reason = f"HTTP {response.status}: {_reason(response, content)}"
             raise _PassingError(reason, _seconds(response.getheader("Retry-After")))
         if response.status != 200:
-            reason = reason_in(content) or response.reason
+            reason = _reason(response, content)
             if target := response.getheader("Location"):
-                reason = f"is to be found at {target}"
+                reason = f"is to be found at {_in_one_line(target)}"
             message = f"{self.url}{path}: HTTP {response.status}: {reason}"
             raise RefusedError(message, response.status)
         try:
@@ -201,9 +200,17 @@ def reason_in(content: bytes) -> str:
             if isinstance(found, dict) and found.get(key) is not None:
                 found = found[key]
         text = found if isinstance(found, str) else json.dumps(found)
-    return " ".join(text.split())[:LONGEST_REASON]
+    return _in_one_line(text)
+
+
+def _reason(response: http.client.HTTPResponse, content: bytes) -> str:
+    return reason_in(content) or _in_one_line(response.reason)
+
+
+def _in_one_line(text: object) -> str:
+    return " ".join(str(text).split())[:LONGEST_REASON]
 
 
 def _seconds(text: str | None) -> float | None:
     """Return a Retry-After in seconds; None for a date or nothing."""
-    return float(text) if text is not None and text.strip().isdigit() else None
+    return float(text) if text is not None and text.strip().isdecimal() else None

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from traces.importers.npz_file import load_npz
 from traces.importers.routed import Routed
-from traces.out_file import whole_file
+from traces.out_file import whole_output
 from traces.trace import TraceError
 
 _SETTINGS = "asked.json"
@@ -44,7 +44,7 @@ class KeptRequests:
                     )
                 self._compare(plain, before)
             else:
-                with whole_file(file) as temporary:
+                with whole_output(file) as temporary:
                     temporary.write_text(json.dumps(plain, sort_keys=True, indent=1))
         except TraceError:
             raise
@@ -60,7 +60,7 @@ class KeptRequests:
 
     def numbers(self) -> set[int]:
         """Return the requests that are kept."""
-        return {int(file.stem) for file in self.folder.glob("*.npz") if file.stem.isdigit()}
+        return {int(file.stem) for file in self.folder.glob("*.npz") if file.stem.isdecimal()}
 
     def keep(self, number: int, request: Routed, cached_tokens: int) -> None:
         """Keep a finished request."""
@@ -71,7 +71,7 @@ class KeptRequests:
         if request.token_id is not None:
             columns["token_id"] = request.token_id.astype(np.int32)
         file = self.folder / f"{number}.npz"
-        with whole_file(file) as temporary, temporary.open("wb") as stream:
+        with whole_output(file) as temporary, temporary.open("wb") as stream:
             np.savez(stream, allow_pickle=False, **columns)
 
     def load(self, number: int) -> tuple[Routed, int]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.out_file import whole_file
+from traces.out_file import whole_output
 from traces.schema import TraceError, near_match
 from traces.synth_scores import SPAN_TOKENS
 from traces.synth_stages import StageChain
@@ -123,7 +123,7 @@ class SynthModel:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it as JSON, whole or not at all."""
-        with whole_file(Path(path)) as temporary:
+        with whole_output(Path(path)) as temporary:
             temporary.write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")
 
     def to_dict(self) -> dict[str, Any]:

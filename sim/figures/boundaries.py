@@ -49,11 +49,11 @@ def work_of(source: Source) -> Workload | None:
     if not source.config:
         return None
     try:
-        path = source.config["trace"]["path"]
-        if file_sha256(path) != source.run["provenance"].get("trace_sha256"):
+        path, wanted = source.config["trace"]["path"], source.run["provenance"].get("trace_sha256")
+        if not isinstance(path, str) or file_sha256(path) != wanted:
             return None
         return load_work(source.config)[0]
-    except (ConfigError, TraceError, OSError, KeyError):
+    except (ConfigError, TraceError, OSError, KeyError, TypeError):  # it is a help only
         return None
 
 

@@ -43,14 +43,15 @@ def draw_heatmap(source: Source, wanted: Wanted | None = None) -> Figure:
         return _draw_trace(source, wanted)
     run, layer = source.run, wanted.layer or 0
     events_path(source)
-    uses = uses_of_run(source, layer, _window(source, wanted))
+    uses = uses_of_run(source, layer, window_of(source, wanted))
     figure = _figure(uses, "step", f"expert of layer {layer}")
     whom = f"{run['policy']}, layer {layer}"
     caption(figure, [run], whom if wanted.request is None else f"{whom}, request {wanted.request}")
     return figure
 
 
-def _window(source: Source, wanted: Wanted) -> tuple[int, int]:
+def window_of(source: Source, wanted: Wanted) -> tuple[int, int]:
+    """Return the first and the last step to draw of a run: those of a request, a window, or all."""
     num_steps = int(source.steps["step"].max()) + 1
     if wanted.request is not None:
         return steps_of_request(source, wanted.request)
@@ -123,10 +124,11 @@ def _draw_trace(source: Source, wanted: Wanted) -> Figure:
     from importlib.metadata import version
 
     from sim.stage_hold import compose_stages, load_work
+    from sim.sweeps.grammar import quoted
 
     assert source.trace is not None
     name, path = source.trace
-    config, detectors = compose_stages([f"trace.path={path}"])
+    config, detectors = compose_stages([f"trace.path={quoted(path)}"])
     work, calibration = load_work(config)
     meta = work.trace.meta
     layer = meta.num_layers // 2 if wanted.layer is None else wanted.layer

@@ -68,4 +68,4 @@ def optima(rows: Sequence[Row], size: float) -> tuple[float, float]:
 
 def _band_handles() -> tuple[Artist, ...]:
     line = Line2D([], [], color=_ABOVE, linewidth=0.8, label="Belady's optimum")
-    return line, Patch(color=_BAND, label="the same, admitting all")
+    return line, Patch(color=_BAND, label="down to: lets every miss in")

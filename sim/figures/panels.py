@@ -15,9 +15,10 @@ from matplotlib.lines import Line2D
 from sim.figures.source import NotDrawableError
 from sim.figures.stalls import shortened
 from sim.labels import Row, value
-from sim.league import kind_of, names_of, setting_fields
+from sim.league import kind_of, names_by_row, names_of, setting_fields
 from sim.plot_style import COLUMN, PAGE, new_panels
 from sim.policy_looks import DASHES, Look, look
+from sim.report_table import natural
 
 MOST_LINES = 24
 MOST_PANELS = 6
@@ -100,7 +101,7 @@ def settings_by_title(rows: Sequence[Row]) -> dict[str, list[Row]]:
         )
     return {
         ", ".join(map(_words, fields, setting)): members
-        for setting, members in sorted(panels.items())
+        for setting, members in sorted(panels.items(), key=lambda panel: natural(panel[0]))
     }
 
 
@@ -149,14 +150,14 @@ def draw_by_size(
     """
     need_sizes(rows)
     panels, lines = settings_by_title(rows), lines_of(rows)
-    by_name = dict(zip(map(id, rows), names_of(rows), strict=True))
+    named = names_by_row(rows)
     handles = [line.handle() for line in lines.values()]
     figure, grid = panels_with_legend(len(panels), [*handles, *more])
     for axes, (title, members) in zip(grid, panels.items(), strict=True):
         if behind is not None:
             behind(axes, members)
         for name, line in lines.items():
-            own = [row for row in members if by_name[id(row)] == name]
+            own = [row for row in members if named[id(row)] == name]
             _draw_line(axes, line, [(row["cache_ratio"], number(row)) for row in own])
         axes.set_title(shortened(title, _LONGEST_TITLE))
         from_zero(axes)
@@ -186,25 +187,9 @@ def size_axis(axes: Axes, rows: Sequence[Row]) -> None:
     for number, place in enumerate(places):
         if not kept or place - places[kept[-1]] > (places[-1] - places[0]) / _MOST_TICKS:
             kept.append(number)
-    axes.set_xticks([sizes[n] for n in kept], [f"{sizes[n]:.3g}" for n in kept])
-
-
-def mark_beyond(
-    axes: Axes, percent: float, at: tuple[float, float], colour: str, **look: Any
-) -> None:
-    """Write how large an error is beside its mark ``at`` the edge of a panel that ends before it."""
-    side = 1 if percent > 0 else -1
-    axes.annotate(
-        f"{percent:+.0f}%",
-        at,
-        xytext=(-4 * side, 0),
-        textcoords="offset points",
-        ha="right" if side > 0 else "left",
-        va="center",
-        fontsize=5,
-        color=colour,
-        **look,
-    )
+    # Sizes that somebody chose are written out; those drawn at random have no end.
+    digits = 4 if all(math.isclose(size, float(f"{size:.4g}")) for size in sizes) else 3
+    axes.set_xticks([sizes[n] for n in kept], [f"{sizes[n]:.{digits}g}" for n in kept])
 
 
 def label_edges(grid: Sequence[Axes], xlabel: str, ylabel: str) -> None:

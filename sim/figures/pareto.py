@@ -17,7 +17,7 @@ from sim.figures.panels import (
 )
 from sim.figures.source import Source, Wanted
 from sim.labels import Row
-from sim.league import kind_of, names_of
+from sim.league import kind_of, names_by_row
 from sim.plot_style import caption
 
 _LOG_FROM = 20.0
@@ -37,7 +37,7 @@ def draw_pareto(source: Source, wanted: Wanted | None = None) -> Figure:
     handles = [line.handle() for line in lines.values()]
     front = Line2D([], [], color="0.55", linewidth=0.9, label="front: lossless, no future")
     figure, grid = panels_with_legend(len(panels), [*handles, front], 2.2)
-    named = dict(zip(map(id, rows), names_of(rows), strict=True))
+    named = names_by_row(rows)
     for axes, (title, members) in zip(grid, panels.items(), strict=True):
         _draw_front(axes, members)
         for name, line in lines.items():

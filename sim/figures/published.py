@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from sim.figures.panels import mark_beyond
+from sim.figures.parity import band_handles, draw_parity, mark_beyond, shade_errors
 from sim.figures.source import Source, Wanted
 from sim.interval import SHARE, Interval
 from sim.plot_style import PAGE, save, styled, write_below
@@ -135,9 +135,7 @@ def _handles(rows: Sequence[Outcome]) -> list[Line2D | Patch]:
         tick = Line2D([], [], color="0.3", marker="|", mew=1.2, linestyle="")
         tick.set_label("row left out of the fit")
         handles.append(tick)
-    for size, shade in _BANDS[::-1]:
-        handles.append(Patch(color=shade, label=f"within {size:.0%}"))
-    return handles
+    return [*handles, *band_handles(_BANDS)]
 
 
 # -- speeds ----------------------------------------------------------------------------------------
@@ -145,21 +143,11 @@ def _handles(rows: Sequence[Outcome]) -> list[Line2D | Patch]:
 
 def _speeds(axes: Axes, rows: Sequence[Outcome]) -> None:
     speeds = [speed for outcome in rows for speed in outcome.speeds]
-    ends = min(speeds) / 1.6, max(speeds) * 1.6
-    for size, grey in _BANDS:
-        low, high = ([end * (1 + sign * size) for end in ends] for sign in (-1, 1))
-        axes.fill_between(ends, low, high, color=grey, linewidth=0, zorder=1)
-    axes.plot(ends, ends, color="0.45", linewidth=0.8, zorder=1.5)
+    draw_parity(axes, speeds, 1.6, _BANDS, _TICKS)
     for outcome in rows:
         _point(axes, outcome)
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
     axes.set_xlabel("published tokens/s")
     axes.set_ylabel("predicted tokens/s")
-    ticks = [tick for tick in _TICKS if ends[0] <= tick <= ends[1]]
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
-    axes.set_anchor("N")
 
 
 _TICKS = (0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000)
@@ -221,9 +209,7 @@ def _closeness(axes: Axes, rows: Sequence[Outcome], edge: float) -> None:
 
 def _errors(axes: Axes, rows: Sequence[Outcome], edge: float) -> None:
     places = range(len(rows))
-    for size, grey in _BANDS:
-        axes.axvspan(-100 * size, 100 * size, color=grey, linewidth=0, zorder=1)
-    axes.axvline(0, color="0.45", linewidth=0.8, zorder=1.5)
+    shade_errors(axes, _BANDS)
     for place, outcome in zip(places, rows, strict=True):
         _row_errors(axes, place, outcome, edge)
     for place in places[1:]:
@@ -242,40 +228,15 @@ def _row_errors(axes: Axes, place: int, outcome: Outcome, edge: float) -> None:
     colour, marker = look_of(outcome.engine)
     face = "white" if outcome.is_prompt else colour
     faint = 1 if outcome.complete else 0.55
-    left_out = outcome.unseen.row
+    shown, left_out = 100 * _within(outcome.error, edge), outcome.unseen.row
     if left_out is not None:
-        ends = [100 * _within(outcome.error, edge), 100 * _within(left_out, edge)]
-        axes.plot(
-            ends,
-            [place, place],
-            color=colour,
-            linewidth=0.7,
-            alpha=0.7 * faint,
-            zorder=2,
-            marker="",
-        )
-        axes.plot(
-            ends[1],
-            place,
-            color=colour,
-            marker="|",
-            markersize=4.5,
-            mew=1.2,
-            alpha=faint,
-            zorder=2.5,
-        )
-    shown = 100 * _within(outcome.error, edge)
-    axes.plot(
-        shown,
-        place,
-        color=colour,
-        marker=marker,
-        mfc=face,
-        mew=0.8,
-        markersize=4,
-        alpha=faint,
-        zorder=3,
-    )
+        other = 100 * _within(left_out, edge)
+        axes.plot([shown, other], [place, place], color=colour, linewidth=0.7, alpha=0.7 * faint,
+                  zorder=2, marker="")  # fmt: skip
+        axes.plot(other, place, color=colour, marker="|", markersize=4.5, mew=1.2, alpha=faint,
+                  zorder=2.5)  # fmt: skip
+    axes.plot(shown, place, color=colour, marker=marker, mfc=face, mew=0.8, markersize=4,
+              alpha=faint, zorder=3)  # fmt: skip
     if abs(outcome.error) > edge:
         backing = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
         mark_beyond(axes, 100 * outcome.error, (shown, place), colour, bbox=backing)

@@ -22,7 +22,7 @@ from sim.figures.source import NotDrawableError, Source, Wanted
 from sim.figures.stalls import shortened
 from sim.figures.standings import check_baseline
 from sim.labels import Row
-from sim.league import names_of, usual_baseline
+from sim.league import names_by_row, names_of, usual_baseline
 from sim.plot_style import caption
 
 _FIELD = "0.78"
@@ -52,7 +52,7 @@ def draw_relative(source: Source, wanted: Wanted | None = None) -> Figure:
 
 def _meet(rows: Sequence[Row], baseline: str) -> bool:
     """Tell whether any other policy ran where the baseline did; of drawn settings often none."""
-    named = dict(zip(map(id, rows), names_of(rows), strict=True))
+    named = names_by_row(rows)
     for members in settings_by_title(rows).values():
         base = {row["cache_ratio"] for row in members if named[id(row)] == baseline}
         others = {row["cache_ratio"] for row in members if named[id(row)] != baseline}
@@ -71,7 +71,7 @@ def relative_figure(rows: Sequence[Row], baseline: str) -> Figure:
     if field:
         handles.append(Line2D([], [], color=_FIELD, linewidth=0.8, label="the other policies"))
     figure, grid = panels_with_legend(len(panels), handles)
-    named = dict(zip(map(id, rows), names_of(rows), strict=True))
+    named = names_by_row(rows)
     for axes, (title, members) in zip(grid, panels.items(), strict=True):
         by_name: dict[str, list[Row]] = {}
         for row in members:

@@ -18,14 +18,13 @@ from sim.figures.event_rows import (
     START,
     STEP,
     blocks,
-    check_window,
     moves_of_layer,
     span_ns,
     spells,
     unit_of,
     uses_of_layer,
 )
-from sim.figures.heatmap import steps_of_request
+from sim.figures.heatmap import window_of
 from sim.figures.source import NotDrawableError, Source, Wanted
 from sim.plot_style import PAGE, caption
 from sim.policy_looks import SKY, VERMILION
@@ -42,7 +41,7 @@ def draw_residency(source: Source, wanted: Wanted | None = None) -> Figure:
     wanted = wanted or Wanted()
     run, layer = source.run, wanted.layer or 0
     moves = moves_of_layer(source, layer)
-    window = _window(source, wanted)
+    window = window_of(source, wanted)
     span = span_ns(source, window)
     scale, unit = unit_of(span[1] - span[0])
     held = spells(moves, int(source.steps["end_ns"].max()))
@@ -64,13 +63,6 @@ def draw_residency(source: Source, wanted: Wanted | None = None) -> Figure:
     figure.legend(handles=handles, loc="outside upper center", ncols=3)
     caption(figure, [run], f"{run['policy']}, layer {layer}, steps {window[0]} to {window[1]}")
     return figure
-
-
-def _window(source: Source, wanted: Wanted) -> tuple[int, int]:
-    if wanted.request is not None:
-        return steps_of_request(source, wanted.request)
-    num_steps = int(source.steps["step"].max()) + 1
-    return check_window(wanted.window or (0, num_steps - 1), num_steps)
 
 
 def _in_time(source: Source, where: Boundaries, scale: float) -> Boundaries:

@@ -17,11 +17,12 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 
 from sim.figures.panels import Line, lines_of
 from sim.figures.source import RUN, NotDrawableError, Source, Wanted
 from sim.labels import Row
-from sim.league import names_of
+from sim.league import names_by_row
 from sim.plot_style import COLUMN, PAGE, caption, new_figure, new_panels, save, styled
 from sim.report_roofline import amount
 from sim.roofline import BYTES
@@ -46,6 +47,8 @@ _CLOSE = 1.5
 """Level roofs that are closer than this factor are named on both sides of them."""
 _ROOM = 1.8
 """Factor by which axes reach beyond the points."""
+_HALO = withStroke(linewidth=2, foreground="white")
+"""Keeps words readable where a roof crosses them."""
 
 
 def plot_run(run: Row, stem: Path) -> Path:
@@ -94,7 +97,7 @@ def run_figure(roofline: Sequence[Mapping[str, Any]], run: Row | None = None) ->
         _level(axes, row, span[1], is_below=is_close)
     if any(map(_is_derated, falling)):
         axes.plot([], [], color="0.4", linewidth=0.7, linestyle=":", label="dotted: as rated")
-    bound = f"bound by {first['resource']}: {_times(first)} from its limit"
+    bound = f"bound by {first['resource']}, {_times(first)} from its limit"
     axes.set_title(bound, fontsize=7.5)
     axes.set_xlabel("MB moved for an output token")
     axes.set_ylabel("tokens/s")
@@ -171,7 +174,7 @@ def _write(
     side: str = "left",
 ) -> None:
     axes.annotate(text, place, xytext=offset, textcoords="offset points", fontsize=6.5, color=colour,
-                  va="bottom", ha=side, zorder=4)  # fmt: skip
+                  va="bottom", ha=side, zorder=4, path_effects=[_HALO])  # fmt: skip
 
 
 def _is_derated(row: Mapping[str, Any]) -> bool:
@@ -257,7 +260,7 @@ def _panels(rows: Sequence[Row]) -> list[str]:
 def _panel(axes: Axes, rows: Sequence[Row], resource: str, lines: Mapping[str, Line]) -> None:
     axes.set(xscale="log", yscale="log")
     moved: list[float] = []
-    named = dict(zip(map(id, rows), names_of(rows), strict=True))
+    named = names_by_row(rows)
     for name, line in lines.items():
         own = sorted((r for r in rows if named[id(r)] == name), key=lambda r: r["cache_ratio"])
         points = _draw_runs(axes, own, resource, line)

@@ -25,6 +25,7 @@ from sim.results import (
 from sim.settings import did_you_mean
 from sim.sound_rows import sound_rows
 from sim.types import ConfigError
+from sim.yaml_aliases import check_aliases
 
 RUN, SWEEP, VALIDATION, PUBLISHED, TRACE = "run", "sweep", "validation", "published", "trace"
 VALIDATION_FILE, PUBLISHED_FILE = "validation.json", "published.csv"
@@ -153,6 +154,7 @@ class Source:
         path = None if self.folder is None else self.folder / CONFIG
         if path is None or not path.is_file():
             return {}
+        check_aliases(path)
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
         return dict(found) if isinstance(found, dict) else {}
 

@@ -22,6 +22,12 @@ PARTS = (
     ("idle_ns", "nothing to run", "#DDDDDD", ""),
 )
 """Column, words, colour and hatches of each part of the time."""
+WAITS = {
+    column.removesuffix("_stall_share"): words.removeprefix("waits for ")
+    for column, words, *_ in PARTS
+    if column.endswith("_stall_share")
+}
+"""What a run waits for in the words of this figure, by the name that a bottleneck has in a table."""
 MOST_BARS = 40
 _LEGEND_COLUMNS = 4
 _LONGEST = 40

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sim.figures.source import NotDrawableError, Source, Wanted
+from sim.figures.stalls import WAITS
 from sim.labels import Row, device, names
 from sim.plot_style import PAGE, caption, new_panels
 from sim.policy_looks import BLUE, VERMILION
@@ -60,7 +61,7 @@ def _panel(axes: Axes, run: Row) -> None:
         colour, hatch = (BLUE, "") if ratio >= 1 else (VERMILION, "////")
         axes.barh(place, ratio - 1, 0.72, left=1.0, color=colour, hatch=hatch, edgecolor="white",
                   linewidth=0.3)  # fmt: skip
-        bound = device(run).lower() if row["bottleneck"] == "gpu" else row["bottleneck"]
+        bound = device(run) if row["bottleneck"] == "gpu" else WAITS.get(row["bottleneck"], "-")
         words = f"{100 * (ratio - 1):+.1f}%, then bound by {bound}"
         _write(axes, place, max(ratio, 1.0), words, "0.15")
     axes.axvline(1.0, color="0.2", linewidth=0.8)

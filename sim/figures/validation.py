@@ -9,9 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from sim.figures.panels import mark_beyond
+from sim.figures.parity import band_handles, draw_parity, mark_beyond, shade_errors
 from sim.figures.source import NotDrawableError, Source, Wanted
 from sim.plot_style import PAGE, look, write_below
 
@@ -71,8 +70,7 @@ def _handles(rows: Sequence[Row]) -> list[Line2D | Patch]:
         handles.append(
             Line2D([], [], color="0.3", marker="D", mfc=face, ls="", label=f"batch {size}")
         )
-    handles += [Patch(color=grey, label=f"within {size:.0%}") for size, grey in _BANDS[::-1]]
-    return handles
+    return [*handles, *band_handles(_BANDS)]
 
 
 def _face(colour: str, batch_size: int, rows: Sequence[Row]) -> str:
@@ -85,11 +83,7 @@ def _face(colour: str, batch_size: int, rows: Sequence[Row]) -> str:
 
 def _times(axes: Axes, rows: Sequence[Row], colours: Mapping[str, str]) -> None:
     values = [value / 1e6 for row in rows for value in (row["measured_ns"], row["predicted_ns"])]
-    ends = min(values) / 1.3, max(values) * 1.3
-    for size, grey in _BANDS:
-        low, high = ([end * (1 + sign * size) for end in ends] for sign in (-1, 1))
-        axes.fill_between(ends, low, high, color=grey, linewidth=0, zorder=1)
-    axes.plot(ends, ends, color="0.45", linewidth=0.8, zorder=1.5, marker="")
+    draw_parity(axes, values, 1.3, _BANDS, _TICKS)
     for row in rows:
         colour = colours[row["policy"]]
         axes.errorbar(
@@ -104,16 +98,8 @@ def _times(axes: Axes, rows: Sequence[Row], colours: Mapping[str, str]) -> None:
             elinewidth=0.6,
             zorder=3,
         )
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
-    for axis in (axes.xaxis, axes.yaxis):
-        ticks = [tick for tick in _TICKS if ends[0] <= tick <= ends[1]]
-        axis.set_ticks(ticks)
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(NullFormatter())
-        axis.set_tick_params(which="minor", length=0)
     axes.set_xlabel("measured time of a decode step (ms)")
     axes.set_ylabel("predicted (ms)")
-    axes.set_anchor("N")
 
 
 _TICKS = [step * 10**power for power in range(-3, 6) for step in (1, 2, 5)]
@@ -126,9 +112,7 @@ def _errors(
     axes: Axes, rows: Sequence[Row], policies: Sequence[str], colours: Mapping[str, str]
 ) -> None:
     """Draw every run's error in its policy's row, tier by tier from above."""
-    for size, grey in _BANDS:
-        axes.axvspan(-100 * size, 100 * size, color=grey, linewidth=0, zorder=1)
-    axes.axvline(0, color="0.45", linewidth=0.8, zorder=1.5)
+    shade_errors(axes, _BANDS)
     blocks = list(dict.fromkeys((row["tier"], row["batch_size"]) for row in rows))
     for row in rows:
         place = policies.index(row["policy"])

@@ -9,7 +9,7 @@ from sim.html.elements import Html, element, join, paragraph
 from sim.html.grid import from_rich, grid
 from sim.html.words import cause_words, percent, setting_words, share_of_cause
 from sim.labels import Row, device, value
-from sim.league import names_of, setting_fields
+from sim.league import names_of, rows_by_name, setting_fields
 from sim.metrics import STALLS
 from sim.report import what_if_table
 from sim.report_roofline import roofline_line, roofline_table
@@ -25,9 +25,9 @@ def where_time_goes(rows: Sequence[Row]) -> Html:
     served = [row for row in rows if row["total_ns"]]
     if not served:
         return Html("")
-    fields, names = setting_fields(served), names_of(served)
     if len(served) > _MOST_BARS:
-        return _means(served, names)
+        return _means(served)
+    fields, names = setting_fields(served), names_of(served)
     used = [c for c in _CAUSES if any(share_of_cause(row, c) >= _SHOWS for row in served)]
     keyed = []
     for name, row in zip(names, served, strict=True):
@@ -51,12 +51,9 @@ def where_time_goes(rows: Sequence[Row]) -> Html:
 _SHOWS = 0.0005
 
 
-def _means(rows: Sequence[Row], names: Sequence[str]) -> Html:
-    groups: dict[str, list[Row]] = {}
-    for name, row in zip(names, rows, strict=True):
-        groups.setdefault(name, []).append(row)
+def _means(rows: Sequence[Row]) -> Html:
     lines = []
-    for name, own in groups.items():
+    for name, own in rows_by_name(rows).items():
         shares = {c: sum(share_of_cause(row, c) for row in own) / len(own) for c in _CAUSES}
         causes = [row["bottleneck"] for row in own]
         known = sorted({c for c in causes if c}, key=lambda c: (-causes.count(c), c))

@@ -6,14 +6,13 @@ ran; where there is none, those that ran in most settings are, in the settings t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from sim.html.words import setting_words
 from sim.labels import Row
-from sim.league import CLASSES, kind_of, setting_fields, settings_of
+from sim.league import CLASSES, geometric, kind_of, setting_fields, settings_of
 from sim.report_table import natural
 
 TIE = 0.01
@@ -95,8 +94,7 @@ class Contest:
 
     def mean(self, name: str) -> float:
         """Return the geometric mean of a policy's tokens/s where all are compared."""
-        logs = [math.log(setting.speed(name)) for setting in self.shared]
-        return math.exp(sum(logs) / len(logs))
+        return geometric([setting.speed(name) for setting in self.shared])
 
     def ratios(self, name: str, other: str) -> list[float]:
         """Return a policy's speed over another one's, of whatever class, where both ran."""
@@ -113,8 +111,3 @@ def contests(rows: Sequence[Row]) -> dict[str, Contest]:
         if own:
             found[kind] = Contest(kind, own)
     return found
-
-
-def geometric(ratios: Sequence[float]) -> float:
-    """Return the geometric mean."""
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))

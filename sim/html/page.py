@@ -119,9 +119,13 @@ def _answer(source: Source, asked: Asked, title: str) -> Html:
     found = verdict_of(source.rows, asked.baseline)
     failed = len(source.failed)
     notes = list(found.notes)
+    total = len(source.rows) + failed + source.num_waiting
     if failed:
-        notes.append(f"{failed} of {failed + len(source.rows)} points of the sweep have no result.")
+        notes.append(f"{failed} of {total} points of the sweep failed.")
     warned = warnings(source.rows)
+    if source.num_waiting:
+        told = f"{source.num_waiting} of {total} points have not been run yet"
+        warned.insert(0, f"The sweep is not finished: {told}; `greenroom sweep --resume` goes on.")
     return element(
         "header",
         element("h1", title),

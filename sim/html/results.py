@@ -11,7 +11,7 @@ from sim.html.grid import from_rich, grid
 from sim.html.source import Failed
 from sim.html.words import bound_by, cause_words, listed, number_of, percent, span, times
 from sim.labels import Row
-from sim.league import CLASSES, kind_of, league, names_of, title_of
+from sim.league import CLASSES, kind_of, league, rows_by_name, title_of
 from sim.report import details
 from sim.report_league import standings_table
 from sim.report_table import (
@@ -59,7 +59,7 @@ def _runs(rows: Sequence[Row], columns: Sequence[str], caption: str) -> Html:
 
 def by_policy(rows: Sequence[Row]) -> Html:
     """Return a summary a policy: how many runs, their speeds, hits and what bound them."""
-    groups = _by_name(rows)
+    groups = rows_by_name(rows)
     lines = []
     for name, own in sorted(groups.items(), key=lambda item: -_median(item[1], "tokens_per_s")):
         speeds = [row["tokens_per_s"] for row in own if row["tokens_per_s"]]
@@ -72,13 +72,6 @@ def by_policy(rows: Sequence[Row]) -> Html:
         lines.append((name, kind_of(own[0]), str(len(own)), *shown, hits, _causes(own)))
     heads = ("policy", "class", "runs", "median tokens/s", "slowest", "fastest", "median hit rate")
     return grid((*heads, "bound by (runs)"), lines, "Summary by policy", words=2, sortable=True)
-
-
-def _by_name(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    groups: dict[str, list[Row]] = {}
-    for name, row in zip(names_of(rows), rows, strict=True):
-        groups.setdefault(name, []).append(row)
-    return groups
 
 
 def _median(rows: Sequence[Row], column: str) -> float:
@@ -178,7 +171,7 @@ def ledger(rows: Sequence[Row]) -> Html:
         return Html("")
     lines = [
         (name, str(len(own)), *(_range(own, column) for column in _LEDGER.values()))
-        for name, own in _by_name(lossy).items()
+        for name, own in rows_by_name(lossy).items()
     ]
     caption = "Quality ledger: what lossy policies changed, while decoding; range over their runs"
     return grid(("policy", "runs", *_LEDGER), lines, caption)

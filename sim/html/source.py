@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sim.labels import Row, how
-from sim.results import CONFIG, ERROR, SUMMARY, TABLE, read_json
+from sim.results import ABOUT, CONFIG, ERROR, SUMMARY, TABLE, num_waiting, read_json
 from sim.sound_rows import sound_rows
 from sim.types import ConfigError
 
 RUN, SWEEP, ROWS = "run", "sweep", "table"
 """Kinds of sources: a run's folder, a sweep's, and a table of rows alone."""
 _HYDRA_SWEEP = "multirun.yaml"
-_OUR_SWEEP = "sweep.json"
 _HYDRA_RUN = ".hydra"
 
 
@@ -48,6 +47,8 @@ class Source:
         Titles and texts of configurations.
     digests
         Files that the report was made of, to be hashed.
+    num_waiting
+        Points of a sweep that have come to nothing yet.
     """
 
     path: Path
@@ -57,6 +58,7 @@ class Source:
     command: str | None = None
     texts: list[tuple[str, str]] = field(default_factory=list)
     digests: list[Path] = field(default_factory=list)
+    num_waiting: int = 0
 
     @property
     def folder(self) -> Path | None:
@@ -79,9 +81,9 @@ def open_source(path: Path) -> Source:
 def _run(path: Path) -> Source:
     row = sound_rows(path)[0]
     name = "replay" if how(row) == "measured" else "sim"
-    told = _yaml(path / _HYDRA_RUN / "overrides.yaml")
-    given = told if isinstance(told, list) else _overrides(row)
-    command = _command(name, [*_own_folders(path), *map(str, given)])
+    given = _words(_yaml(path / _HYDRA_RUN / "overrides.yaml"))
+    given = _overrides(row) if given is None else given
+    command = _command(name, [*_own_folders(path), *given])
     texts = [("Resolved configuration", text) for text in _text(path / CONFIG)]
     return Source(path, RUN, [row], command=command, texts=texts, digests=[path / SUMMARY])
 
@@ -98,7 +100,7 @@ def _own_folders(path: Path) -> list[str]:
         found = [one["path"] for one in sources if one["provider"] == "command-line"]
     except (KeyError, TypeError):
         return []
-    return [word for folder in found for word in ("--config-dir", str(folder))]
+    return [word for folder in _words(found) or [] for word in ("--config-dir", folder)]
 
 
 def _sweep(path: Path) -> Source:
@@ -114,7 +116,8 @@ def _sweep(path: Path) -> Source:
     texts, command = _asked(path)
     table = path / TABLE
     digests = [table] if table.exists() else []
-    return Source(path, SWEEP, rows, failed, command, texts, digests)
+    waiting = num_waiting(path, len(rows), len(failed))
+    return Source(path, SWEEP, rows, failed, command, texts, digests, waiting)
 
 
 def _failed(path: Path) -> list[Failed]:
@@ -132,20 +135,17 @@ def _asked(path: Path) -> tuple[list[tuple[str, str]], str | None]:
     """Return what a sweep was asked for: texts with titles, and the command."""
     texts: list[tuple[str, str]] = []
     command = None
-    if (path / _OUR_SWEEP).exists():
-        asked = read_json(path / _OUR_SWEEP)
-        folders = [w for f in asked.get("config_dirs") or [] for w in ("--config-dir", str(f))]
-        arguments, first = asked.get("arguments"), asked.get("first")
-        command = _command("sweep", [*folders, *arguments] if isinstance(arguments, list) else None)
+    if (path / ABOUT).exists():
+        asked = read_json(path / ABOUT)
+        dirs, arguments = _words(asked.get("config_dirs")), _words(asked.get("arguments"))
+        folders = [word for folder in dirs or [] for word in ("--config-dir", folder)]
+        command = None if arguments is None else _command("sweep", [*folders, *arguments])
         texts.append(("What the sweep was asked for", json.dumps(asked, indent=1, sort_keys=True)))
-        if isinstance(first, list):
-            shown = _command("sim", [*folders, "--cfg", "job", "--resolve", *first]) or ""
-            texts.append(("To show the resolved configuration of its first point", shown))
-    else:
-        noted = _yaml(path / _HYDRA_SWEEP)
-        if isinstance(noted, Mapping):
-            words = noted.get("hydra", {}).get("overrides", {}).get("task")
-            command = _command("sim", ["-m", *words] if isinstance(words, list) else None)
+        title = "Resolved configuration of its first point, and what the others vary"
+        return [*texts, *((title, text) for text in _text(path / CONFIG))], command
+    with suppress(KeyError, TypeError):
+        words = _words(_yaml(path / _HYDRA_SWEEP)["hydra"]["overrides"]["task"])
+        command = None if words is None else _command("sim", ["-m", *words])
     configs = sorted(path.glob(f"*/{CONFIG}"), key=lambda file: (len(file.parent.name), file))
     for file in configs[:1]:
         title = (
@@ -155,10 +155,15 @@ def _asked(path: Path) -> tuple[list[tuple[str, str]], str | None]:
     return texts, command
 
 
-def _command(name: str, arguments: Any) -> str | None:
-    if not isinstance(arguments, list):
+def _words(noted: Any) -> list[str] | None:
+    """Return a list of words; None for anything else, which may stand for more than can be written."""
+    if not isinstance(noted, list) or not all(isinstance(word, str) for word in noted):
         return None
-    return shlex.join(["greenroom", name, *map(str, arguments)])
+    return noted
+
+
+def _command(name: str, arguments: list[str]) -> str:
+    return shlex.join(["greenroom", name, *arguments])
 
 
 def _text(file: Path) -> list[str]:

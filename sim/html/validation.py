@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from sim.figures import source as figure_source
@@ -76,14 +77,12 @@ def _question(found: Mapping[str, Any]) -> str:
 
 def _sentence(found: Mapping[str, Any]) -> str:
     scored = _scored(found["runs"])
-    errors = sorted(abs(run["error"]) for run in scored)
+    errors = [abs(run["error"]) for run in scored]
     worst = max(scored, key=lambda run: abs(run["error"]))
     missed = [bar["name"] for bar in found["verdict"] if not bar["is_met"]]
     state = "All demands are met" if not missed else f"Missed: {listed(missed)}"
-    middle = len(errors) // 2
-    median = errors[middle] if len(errors) % 2 else (errors[middle - 1] + errors[middle]) / 2
     return (
-        f"{state}: predicted times of a decode step are {percent(median)} off in the median of "
+        f"{state}: predicted times of a decode step are {percent(median(errors))} off in the median of "
         f"{len(scored)} runs and {percent(abs(worst['error']))} at worst ({worst['policy']}, "
         f"{worst['tier']}, batch {worst['batch_size']}); Kendall's tau of the order of policies is "
         f"{found['ranking']['tau']:.2f}."

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sim.html.contest import TIE, Contest, contests, geometric
+from sim.html.contest import TIE, Contest, contests
 from sim.html.rivals import lossy_note, oracle_note
 from sim.html.words import all_of, bound_by, listed, number_of, percent, setting_words, span, times
 from sim.labels import Row, value
-from sim.league import kind_of, setting_fields, usual_baseline
+from sim.league import geometric, kind_of, setting_fields, usual_baseline
 from sim.settings import did_you_mean
 from sim.types import ConfigError
 

@@ -25,7 +25,17 @@ def _target(layer: int, view: View) -> int:
     return view.event + (ahead if ahead > 0 else ahead + view.num_layers)
 
 
-class Perfect(Listed):
+class _Named(Listed):
+    """A predictor that names experts, and ranks none of them."""
+
+    def scores(self, layer: int, view: View) -> NDArray[np.floating]:
+        """Return 1 for each expert named for the layer's next event, else 0, float64[num_experts]."""
+        found = np.zeros(view.num_experts)
+        found[self.listed(layer, view)] = 1.0
+        return found
+
+
+class Perfect(_Named):
     """Know which experts each layer will use. A bound on what prediction can bring.
 
     Parameters
@@ -39,19 +49,13 @@ class Perfect(Listed):
     def __init__(self, future: Future) -> None:
         self._future = future
 
-    def scores(self, layer: int, view: View) -> NDArray[np.floating]:
-        """Return 1 for each expert of the layer's next event, 0 for the others, float64[num_experts]."""
-        found = np.zeros(view.num_experts)
-        found[self.listed(layer, view)] = 1.0
-        return found
-
     def listed(self, layer: int, view: View) -> list[int]:
         """Return the experts of the layer's next event."""
         first = layer * view.num_experts
         return [key - first for key in self._future.used(_target(layer, view))]
 
 
-class AssumedAccuracy(Listed):
+class AssumedAccuracy(_Named):
     """Name the truth, but for a share of its experts that chance replaces by wrong ones.
 
     *Slot accuracy* is the share of an event's experts that are predicted. Each expert of the truth is kept
@@ -99,12 +103,6 @@ class AssumedAccuracy(Listed):
         self._rng = rng
         self._drawn: dict[int, tuple[list[float], list[int]]] = {}
         self._picks: list[int] = []
-
-    def scores(self, layer: int, view: View) -> NDArray[np.floating]:
-        """Return 1 for each expert named for the layer's next event, 0 for the others."""
-        found = np.zeros(view.num_experts)
-        found[self.listed(layer, view)] = 1.0
-        return found
 
     def listed(self, layer: int, view: View) -> list[int]:
         """Return the experts named for the layer's next event, wrong ones among them."""

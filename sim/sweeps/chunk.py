@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from sim.results import ERROR, SUMMARY, clear_leftovers, write_text
+from sim.settings import without_middle
 
-_LONGEST = 1200
 CRASH, MISTAKE = "crash", "mistake"
 """Why a point has no result: what may go well another time, and what cannot."""
 
@@ -120,15 +120,13 @@ def _defect(error: BaseException) -> str:
         said = str(error)
     except Exception:  # of whatever kind: it says nothing then
         said = ""
-    return f"{type(error).__name__}: {_plain(said)}{where}"
+    return f"{type(error).__name__}: {plain(said)}{where}"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Return a text as one line of bounded length that every file and every terminal can take."""
-    line = "".join(sign if sign.isprintable() else "?" for sign in " ".join(text.split()))
-    return (
-        line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 4 :]}"
-    )
+    signs = (sign if sign.isprintable() else "?" for sign in " ".join(text.split()))
+    return without_middle("".join(signs))
 
 
 def record_error(sweep: Path, point: Point, message: str, kind: str) -> None:
@@ -136,7 +134,7 @@ def record_error(sweep: Path, point: Point, message: str, kind: str) -> None:
     folder = sweep / str(point.number)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUMMARY).unlink(missing_ok=True)
-    told = {"overrides": list(point.overrides), "error": _plain(message), "kind": kind}
+    told = {"overrides": list(point.overrides), "error": plain(message), "kind": kind}
     write_text(folder / ERROR, json.dumps(told, indent=1) + "\n")
 
 

@@ -11,11 +11,13 @@ from typing import Any
 
 from sim.mistakes import complain
 from sim.results import read_json
+from sim.settings import shortened
 from sim.sweeps.settings import SHARED
 from sim.types import ConfigError
 
 PROGRAM = "greenroom sweep"
 _MOST_ERRORS = 5
+_LONGEST_WORDS = 500
 
 
 def main(arguments: list[str]) -> int:
@@ -54,11 +56,10 @@ def _take_up(options: Any) -> None:
     if not file.is_file():
         raise ConfigError(f"--resume {options.resume}: holds no sweep: {ABOUT} is not there")
     about = read_json(file)
-    try:
-        where, words = about["working_folder"], list(about["arguments"])
-        dirs = list(about["config_dirs"])
-    except (KeyError, TypeError) as error:
-        raise ConfigError(f"{file}: lacks {error}") from error
+    where = about.get("working_folder")
+    if not isinstance(where, str) or "\0" in where:
+        raise ConfigError(f"{file}: working_folder: missing, or no folder; is the file damaged?")
+    words, dirs = _words_in(about, "arguments", file), _words_in(about, "config_dirs", file)
     try:
         os.chdir(where)
     except OSError as error:
@@ -70,6 +71,13 @@ def _take_up(options: Any) -> None:
         f"sweep.dir={quoted(str(folder))}",
     ]
     options.config_dirs = [*dirs, *options.config_dirs]
+
+
+def _words_in(about: dict[str, Any], name: str, file: Path) -> list[str]:
+    words = about.get(name)
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ConfigError(f"{file}: {name}: missing, or no list of words; is the file damaged?")
+    return words
 
 
 def _still_meant(words: Sequence[str], now: Sequence[str]) -> list[str]:
@@ -141,6 +149,7 @@ def _dry_run(question: Any) -> int:
     from sim.sweeps.words import duration
 
     points = next(iter(question.batches()))
+    question.check(points)
     total, settings = question.search.num_points, question.settings
     print(f"Points: {total}")
     print(f"First:  {' '.join(points[0].overrides)}")
@@ -184,7 +193,8 @@ def _tell(outcome: Any, settings: Any) -> int:
 
 
 def _say_failed(row: dict[str, Any]) -> None:
-    _say(f"point {row['point']} failed: {' '.join(row['overrides'])}: {row['error']}")
+    words = shortened(" ".join(row["overrides"]), _LONGEST_WORDS)
+    _say(f"point {row['point']} failed: {words}: {row['error']}")
 
 
 def _points(number: int) -> str:

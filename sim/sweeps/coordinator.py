@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sim.composing import composing
+from sim.results import CONFIG, write_text
+from sim.sweeps.beforehand import first_config
 from sim.sweeps.chunk import CRASH, Chunk, Point, record_error
 from sim.sweeps.engine import Ended, Engine
-from sim.sweeps.identity import digest_of_code, digest_of_inputs, digest_of_points
+from sim.sweeps.identity import digest_of_code, digest_of_points, digests_of_inputs
 from sim.sweeps.objective import values_of
 from sim.sweeps.question import Question, question_of
 from sim.sweeps.settings import SweepSettings
@@ -80,6 +82,10 @@ def run_sweep(
     """
     with composing():
         question = question_of(arguments, config_dirs)
+        if question.settings.dry_run:
+            raise ConfigError(
+                "sweep.dry_run = True: only the command `greenroom sweep` tells beforehand"
+            )
         return run_question(question, arguments, config_dirs, bar=bar)
 
 
@@ -98,6 +104,7 @@ def run_question(
     """
     batches = question.batches()
     first = next(batches)  # mistakes are found before anything is written
+    question.check(first)
     store = Store(question.folder)
     with store.locked():
         run = _Run(question, store)
@@ -128,6 +135,8 @@ class _Run:
         told = {"arguments": list(arguments), "config_dirs": [str(d) for d in config_dirs]}
         about = {**told, **self._about(first)}
         self._store.open(about, overwrite=self._settings.overwrite)
+        shown = first_config(first, self._question.composer.bases, about["num_points"])
+        write_text(self._store.folder / CONFIG, shown)
         self._store.forget_errors(mistakes=self._settings.retry_failed)
 
     def to_its_end(self, batches: Iterable[list[Point]], watch: Watch | None) -> Outcome:
@@ -164,7 +173,7 @@ class _Run:
             "identity": {
                 "search": self._question.how_found(),
                 "points": digest_of_points(points, bases),
-                "inputs": digest_of_inputs(bases.values(), points),
+                "inputs": digests_of_inputs(bases.values(), points),
                 "code": digest_of_code(bases.values()),
             },
         }

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sim.sweeps.grammar import PointSettings, Setting
-from sim.sweeps.space import Axis, Interval, split
+from sim.sweeps.space import Axis, Interval, split, varying
 from sim.types import ConfigError
 
 Column = npt.NDArray[Any]
@@ -43,7 +43,7 @@ class Design:
         self.num_points = points
         self._kind = kind
         self._seed = seed
-        self._dimensions = dimensions(self._axes, kind)
+        self._dimensions = [Dimension(axis) for axis in varying(self._axes, kind)]
         sizes = [one.size for one in self._dimensions]
         total = prod(size or 1 for size in sizes)
         self._is_discrete = None not in sizes
@@ -82,15 +82,6 @@ class Design:
 def generator(seed: int, name: str) -> np.random.Generator:
     """Return the generator of a named purpose."""
     return np.random.default_rng([seed, *name.encode()])
-
-
-def dimensions(axes: Sequence[Axis], kind: str) -> list[Dimension]:
-    """Return the dimensions of what is not fixed; ConfigError if there are none."""
-    found = [Dimension(axis) for axis in axes if not axis.is_fixed]
-    if not found:
-        rule = "needs a key that varies: KEY=interval(LOW,HIGH), KEY=range(...) or KEY=A,B"
-        raise ConfigError(f"sweep.search = {kind}: {rule}")
-    return found
 
 
 class Dimension:

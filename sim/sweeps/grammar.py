@@ -19,12 +19,11 @@ OptionsOf = Callable[[str], Sequence[str]]
 """Returns the names of a group's options, which ``glob()`` chooses among."""
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
-_KEY = re.compile(rf"{_NAME}(?:\.{_NAME})*")
 _INT = r"[+-]?(?:0|[1-9][0-9]*)"
 _FLOAT = (
     r"[+-]?(?:(?:0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+|(?:0|[1-9][0-9]*)(?=[eE]))(?:[eE][+-]?[0-9]+)?"
 )
-_SIMPLE = re.compile(rf"({_KEY.pattern})=(?:({_INT})|({_FLOAT})|({_NAME}))")
+_SIMPLE = re.compile(rf"({_NAME}(?:\.{_NAME})*)=(?:({_INT})|({_FLOAT})|({_NAME}))")
 _WORDS = {"true": True, "false": False, "null": None, "inf": float("inf"), "nan": float("nan")}
 
 
@@ -39,15 +38,11 @@ class Setting(NamedTuple):
         What it sets, without signs and package.
     value
         The parsed value.
-    plain
-        It is ``KEY=VALUE`` of a dotted key without ``+``, ``++``, ``~`` or a package, and the value is
-        neither a mapping (Hydra merges those) nor an interpolation: only such may be set without Hydra.
     """
 
     text: str
     key: str
     value: Any
-    plain: bool
 
 
 PointSettings = tuple[Setting, ...]
@@ -115,8 +110,7 @@ class Grammar:
         for element in override.sweep_iterator():
             text = f"{key}={Override._get_value_element_as_str(element)}"
             if isinstance(element, int | float):  # written and read again it is the same
-                plain = is_plain(override, element)
-                settings.append(Setting(text, override.key_or_group, element, plain))
+                settings.append(Setting(text, override.key_or_group, element))
             else:
                 settings.append(self.setting(text))
         return settings
@@ -142,29 +136,13 @@ def _simple(text: str) -> Setting | None:
         value = float(number)
     else:
         value = _WORDS.get(word.lower(), word)
-    return Setting(text, key, value, not key.startswith("hydra."))
+    return Setting(text, key, value)
 
 
 def _setting(text: str, override: Override) -> Setting:
     if override.is_sweep_override():
         raise ConfigError(f"{text}: must be one value (a list is written [A,B], a comma 'A,B')")
-    value = override.value()
-    return Setting(text, override.key_or_group, value, is_plain(override, value))
-
-
-def is_plain(override: Override, value: Any) -> bool:
-    """Tell whether an override with this value is a plain setting."""
-    from hydra.core.override_parser.types import OverrideType
-
-    key = override.key_or_group
-    return (
-        override.type == OverrideType.CHANGE
-        and override.package is None
-        and _KEY.fullmatch(key) is not None
-        and not key.startswith("hydra.")
-        and not isinstance(value, dict)
-        and "${" not in str(value)
-    )
+    return Setting(text, override.key_or_group, override.value())
 
 
 class _Options:

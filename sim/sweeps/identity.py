@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -22,11 +21,10 @@ from sim.types import ConfigError
 
 _OURS = ("sim", "traces", "hwmodels")
 _IMPORT = re.compile(
-    rf"^[ \t]*(?:from|import)[ \t]+((?:{'|'.join(_OURS)})\b[\w.]*)"
-    r"(?:[ \t]+import[ \t]+(\([^)]*|[\w, \t]*))?",
+    r"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*|[\w, \t]*)|import[ \t]+([\w., \t]+))",
     re.MULTILINE,
 )
-"""A module of ours that a line imports, and what it imports from there, perhaps over several lines."""
+"""What a line imports: dots, a module and names from there, perhaps over several lines; or modules."""
 
 
 def digest_of_points(points: Iterable[Point], bases: Mapping[int, Mapping[str, Any]]) -> str:
@@ -39,24 +37,26 @@ def digest_of_points(points: Iterable[Point], bases: Mapping[int, Mapping[str, A
     return total.hexdigest()
 
 
-def digest_of_inputs(bases: Iterable[Mapping[str, Any]], points: Iterable[Point]) -> str:
-    """Return a digest of the content of all trace and arrival files that the points name.
+def digests_of_inputs(
+    bases: Iterable[Mapping[str, Any]], points: Iterable[Point]
+) -> dict[str, str | None]:
+    """Return a digest of the content of each trace and arrival file that the points name, by its path.
 
-    A file that is not there counts too: the points that name it fail, and go well once it is there.
+    None of a file that is not there: the points that name it fail, and may go well once it is there.
     """
     named = {path for base in bases for path in _paths(base)}
     named |= {str(value) for p in points for path, value in p.edits if _names_a_file(path)}
-    return _digest({path: _content(path) for path in sorted(named)})
+    return {path: _content(path) for path in sorted(named)}
 
 
 def digest_of_code(bases: Iterable[Mapping[str, Any]]) -> str:
     """Return a digest of our own code, and of the modules of a user's policies that the bases name.
 
-    What those modules import from beside them counts too, as far as it has been loaded with them.
+    What those modules import from beside them counts too, wherever in them.
     """
     foreign = {module for base in bases for module in _modules(base)}
     files = {file for module in sorted(foreign) for file in _files_of(module)}
-    return _digest([_own_code(), *(_content(file) for file in sorted(files))])
+    return _digest([_own_code(), *(_content(str(file)) for file in sorted(files))])
 
 
 @cache
@@ -69,43 +69,64 @@ def _own_code() -> str:
 def own_files() -> set[Path]:
     """Return those of our source files that running a point can reach: what they import, wherever."""
     root = Path(__file__).parents[2]
-    left = [root / "sim" / "point.py", *(root / "sim" / "policies").glob("*.py")]
-    found: set[Path] = set()
+    first = [root / "sim" / "point.py", *(root / "sim" / "policies").glob("*.py")]
+    return _reached(first, root, lambda name: name in _OURS)
+
+
+def _reached(first: Iterable[Path], root: Path, counts: Callable[[str], bool]) -> set[Path]:
+    """Return some source files and those below ``root`` that they import, directly or not.
+
+    ``counts`` is asked of the top-level name of a module. What happens to be loaded plays no part: a
+    second look in the same process finds the same.
+    """
+    left, found = list(first), set[Path]()
     while left:
         file = left.pop()
         if file not in found:
             found.add(file)
-            left += _imported(root, file.read_text(encoding="utf-8"))
+            left += _imported(file, root, counts)
     return found
 
 
-def _imported(root: Path, source: str) -> Iterator[Path]:
-    """Yield the files of ours that a source imports, wherever in it."""
-    for module, names in _IMPORT.findall(source):
-        base = root / module.replace(".", "/")
-        within = (base / f"{name}.py" for name in re.findall(r"\w+", names))
-        for file in (base.with_suffix(".py"), base / "__init__.py", *within):
-            if file.is_file():
-                yield file
+def _imported(file: Path, root: Path, counts: Callable[[str], bool]) -> Iterator[Path]:
+    """Yield the files that a source imports, wherever in it."""
+    source = file.read_text(encoding="utf-8", errors="replace")
+    for dots, module, names, listed in _IMPORT.findall(source):
+        modules = [one.split()[0] for one in listed.split(",") if one.strip()]
+        if not listed:
+            modules = [module, *(f"{module}.{name}" for name in re.findall(r"\w+", names))]
+        base = file.parents[len(dots) - 1] if dots else root
+        for one in modules:
+            if dots or counts(one.partition(".")[0]):
+                yield from _sources(base, one)
 
 
-def _files_of(module: str) -> Iterator[str]:
-    """Yield the source files of a user's module, and of what it loads from the same folder."""
+def _sources(base: Path, module: str) -> Iterator[Path]:
+    """Yield the files below a folder that are loaded for a module: of its packages, and its own."""
+    for name in filter(None, module.split(".")):
+        base = base / name
+        yield from (f for f in (base.with_suffix(".py"), base / "__init__.py") if f.is_file())
+        if not base.is_dir():  # nothing can be within it
+            return
+
+
+def _files_of(module: str) -> Iterator[Path]:
+    """Yield the source files of a user's module, and of what it imports from beside it."""
     if not may_hold_policies(module):
         return
-    before = set(sys.modules)
     try:
-        found = getattr(import_module(module), "__file__", None)
+        named = getattr(import_module(module), "__file__", None)
     except Exception:  # of whatever kind: the points that need it will say so
         return
-    if found is None:
+    if named is None:
         return
-    yield found
-    folder = Path(found).parent
-    for name in set(sys.modules) - before:
-        other = getattr(sys.modules[name], "__file__", None)
-        if other is not None and Path(other).is_relative_to(folder):
-            yield other
+    file, own = Path(named), module.partition(".")[0]
+    root = file.parents[module.count(".") + (file.name == "__init__.py")]
+    is_installed = root.name in ("site-packages", "dist-packages")  # beside all of its neighbours
+    first = [file, *_sources(root, module)]  # its packages' too
+    yield from _reached(
+        first, root, lambda name: name == own if is_installed else name not in _OURS
+    )
 
 
 def _modules(config: Any) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sim.results import flatten
-from sim.settings import did_you_mean
+from sim.settings import did_you_mean, is_number
 from sim.sweeps.chunk import Point
 from sim.sweeps.store import Store
 from sim.types import ConfigError
@@ -19,19 +19,15 @@ def values_of(store: Store, points: Sequence[Point], objective: str) -> list[flo
     """
     rows = {row["point"]: flatten(row) for row in store.rows([point.number for point in points])}
     if rows and not any(objective in row for row in rows.values()):
-        numbers = [key for row in rows.values() for key, value in row.items() if _is_number(value)]
+        numbers = [key for row in rows.values() for key, value in row.items() if is_number(value)]
         near = did_you_mean(objective, dict.fromkeys(numbers))
         raise ConfigError(f"sweep.objective = {objective}: no such column of the results{near}")
     return [_value(rows.get(point.number, {}).get(objective), objective) for point in points]
 
 
 def _value(value: Any, objective: str) -> float | None:
-    if value is not None and not _is_number(value):
+    if value is not None and not is_number(value):
         raise ConfigError(
             f"sweep.objective = {objective}: must be a column of numbers, not {value!r}"
         )
     return None if value is None else float(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -13,7 +13,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from sim.sweeps.grammar import PointSettings, Setting
-from sim.sweeps.space import Asked, Axis, split
+from sim.sweeps.space import Asked, Axis, split, varying
 from sim.types import ConfigError
 
 if TYPE_CHECKING:
@@ -41,10 +41,7 @@ class OptunaSearch:
         self.fixed, self._axes = split(axes)
         self.num_points = int(settings.points or 0)
         self._batch = int(settings.batch or self.num_points)
-        self._choices = {axis.key: _Choice(axis) for axis in self._axes if not axis.is_fixed}
-        if not self._choices:
-            rule = "needs a key that varies: KEY=interval(LOW,HIGH), KEY=range(...) or KEY=A,B"
-            raise ConfigError(f"sweep.search = optuna: {rule}")
+        self._choices = {axis.key: _Choice(axis) for axis in varying(self._axes, "optuna")}
         self._waiting: list[Trial] = []
         self._study = _study(settings.seed, settings.direction, self.num_points)
 

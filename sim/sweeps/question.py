@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.own_options import with_folders
+from sim.sweeps.beforehand import refuse_hopeless
 from sim.sweeps.chunk import Point
 from sim.sweeps.composer import SWEEP, Composer, folders_of, sweep_config
 from sim.sweeps.grammar import options_of_hydra
@@ -48,6 +49,11 @@ class Question:
         base, edits = self.composer.place(settings)
         texts = tuple(setting.text for setting in settings)
         return Point(number, (*fixed, *texts), base, edits)
+
+    def check(self, batch: Sequence[Point]) -> None:
+        """Raise the error of all points, if a batch is all of them and they have one in common."""
+        if len(batch) == self.search.num_points:
+            refuse_hopeless(batch, self.composer.bases)
 
     def how_found(self) -> dict[str, Any]:
         """Return the settings that decide which points there are."""

@@ -13,7 +13,7 @@ from itertools import product, takewhile
 from math import floor, log10, prod
 from typing import TYPE_CHECKING, Protocol, cast
 
-from sim.sweeps.grammar import Grammar, OptionsOf, PointSettings, Setting, is_plain
+from sim.sweeps.grammar import Grammar, OptionsOf, PointSettings, Setting
 from sim.types import ConfigError
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Asked", "Axis", "Grid", "Interval", "PointSettings", "Search", "Setting", "search_of"]
 
 _DIGITS = 6
+_MOST_POINTS = 1_000_000
+"""Of a grid: each is a folder, and more come of a step that is too small, not of a question."""
 
 
 class Search(Protocol):
@@ -82,7 +84,7 @@ class Asked(Protocol):
 class Interval:
     """All numbers from ``low`` to ``high``; whole ones only if ``whole``, then with both ends.
 
-    ``name`` is the key without signs and package, ``plain`` whether its settings are.
+    ``name`` is the key without signs and package.
     """
 
     low: float
@@ -90,11 +92,10 @@ class Interval:
     log: bool = False
     whole: bool = False
     name: str = ""
-    plain: bool = False
 
     def setting(self, key: str, value: float) -> Setting:
         """Return the setting of a number; Hydra reads what is written as the same number."""
-        return Setting(f"{key}={value!r}", self.name, value, self.plain)
+        return Setting(f"{key}={value!r}", self.name, value)
 
     def rounded(self, value: float, low: float, high: float) -> float:
         """Return a number with as few digits as tell it apart, still in [``low``, ``high``).
@@ -140,6 +141,9 @@ class Grid:
                 raise ConfigError(f"{axis.key} = interval(...): {rule}")
         self.fixed, self._axes = split(axes)
         self.num_points = prod(len(axis.settings) for axis in self._axes)
+        if self.num_points > _MOST_POINTS:
+            rule = f"must be {_MOST_POINTS:,} at most; list fewer values, or draw with sweep.search=lhs"
+            raise ConfigError(f"sweep: the grid has {self.num_points:,} points: {rule}")
 
     def batches(self) -> Iterator[list[PointSettings]]:
         """Yield all points in one list."""
@@ -153,6 +157,15 @@ def split(axes: Sequence[Axis]) -> tuple[tuple[str, ...], tuple[Axis, ...]]:
     """Return the texts of the axes before the first that is not fixed, and the other axes."""
     fixed = tuple(takewhile(lambda axis: axis.is_fixed, axes))
     return tuple(axis.settings[0].text for axis in fixed), tuple(axes[len(fixed) :])
+
+
+def varying(axes: Sequence[Axis], search: str) -> list[Axis]:
+    """Return the axes that are not fixed; ConfigError if there are none."""
+    found = [axis for axis in axes if not axis.is_fixed]
+    if not found:
+        rule = "needs a key that varies: KEY=interval(LOW,HIGH), KEY=range(...) or KEY=A,B"
+        raise ConfigError(f"sweep.search = {search}: {rule}")
+    return found
 
 
 def search_of(
@@ -229,7 +242,7 @@ def _interval(override: Override) -> Interval:
     if "log" in tags and low <= 0:
         raise ConfigError(f"{name}: must be of positive numbers with tag(log,...)")
     whole = isinstance(low, int) and isinstance(high, int)
-    return Interval(low, high, "log" in tags, whole, override.key_or_group, is_plain(override, low))
+    return Interval(low, high, "log" in tags, whole, override.key_or_group)
 
 
 def _check(settings: Asked) -> None:

@@ -13,20 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from sim.point import overridden
+from sim.results import ABOUT as ABOUT
 from sim.results import (
+    CONFIG,
     ERROR,
     SUMMARY,
     TABLE,
     clear_leftovers,
+    holds_run,
     read_json,
     whole_file,
     write_sweep,
     write_text,
 )
-from sim.sweeps.chunk import CRASH, Point, has_result
+from sim.sound_rows import sound_row
+from sim.sweeps.chunk import CRASH, MISTAKE, Point, has_result, plain
 from sim.types import ConfigError
 
-ABOUT = "sweep.json"
 ERRORS = "errors.csv"
 _LOCK = ".lock"
 _WORDS = {
@@ -62,7 +65,12 @@ class Store:
         Raises ConfigError if the folder holds something else, unless that may be overwritten.
         """
         clear_leftovers(self.folder)
-        found = self.about()
+        try:
+            found = self.about()
+        except ConfigError:  # it is damaged
+            if not overwrite:
+                raise
+            found = {}
         if found is not None:
             changed = _changed(found.get("identity"), about["identity"])
             if changed and not overwrite:
@@ -87,17 +95,19 @@ class Store:
         return read_json(file) if file.exists() else None
 
     def numbers(self) -> list[int]:
-        """Return the numbers of the points that have a folder, in order."""
+        """Return the numbers of the folders of points, in order: not of others that are called so (2026)."""
         if not self.folder.is_dir():
             return []
         with os.scandir(self.folder) as entries:
-            return sorted(int(entry.name) for entry in entries if entry.name.isdigit())
+            names = [entry.name for entry in entries if entry.name.isdecimal()]
+        own = sorted(int(name) for name in names if name == str(int(name)))
+        return [number for number in own if holds_run(self.folder / str(number))]
 
     def _clear(self) -> None:
         """Take away the points of another sweep, and its tables."""
         for number in self.numbers():
             shutil.rmtree(self.folder / str(number))
-        for name in (ABOUT, TABLE, "results.csv", "league.csv", ERRORS):
+        for name in (ABOUT, CONFIG, TABLE, "results.csv", "league.csv", ERRORS):
             (self.folder / name).unlink(missing_ok=True)
 
     def has(self, number: int) -> bool:
@@ -125,7 +135,7 @@ class Store:
     def rows(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
         """Return the summaries of those points that have one, in order, each with its number."""
         files = [(number, self.folder / str(number) / SUMMARY) for number in numbers]
-        return [{"point": n, **read_json(file)} for n, file in files if file.exists()]
+        return [{"point": n, **_summary(file)} for n, file in files if file.exists()]
 
     def errors(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
         """Return what the points that failed left: number, overrides, error, kind."""
@@ -153,12 +163,26 @@ def _is_of(folder: Path, point: Point) -> bool:
     return bool(_told(folder / ERROR)["overrides"] == list(point.overrides))
 
 
+def _summary(file: Path) -> dict[str, Any]:
+    """Return a point's summary; ConfigError for one that is damaged, which says how to go on."""
+    try:
+        return sound_row(read_json(file), file)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; delete the file, and its point runs again") from error
+
+
 def _told(file: Path) -> dict[str, Any]:
     """Return what an error file says; one that is damaged counts as a crash."""
     try:
-        return {"overrides": [], "error": "", "kind": CRASH, **read_json(file)}
+        found = read_json(file)
     except ConfigError as error:
-        return {"overrides": [], "error": str(error), "kind": CRASH}
+        found = {"error": str(error)}
+    overrides = found.get("overrides")
+    return {
+        "overrides": [*map(str, overrides)] if isinstance(overrides, list) else [],
+        "error": plain(str(found.get("error", ""))),
+        "kind": MISTAKE if found.get("kind") == MISTAKE else CRASH,
+    }
 
 
 def _write_errors(file: Path, errors: Sequence[Mapping[str, Any]]) -> None:
@@ -172,8 +196,16 @@ def _write_errors(file: Path, errors: Sequence[Mapping[str, Any]]) -> None:
 def _changed(found: Any, wanted: Mapping[str, Any]) -> str:
     """Say in what two sweeps differ; nothing if they are the same."""
     found = found if isinstance(found, Mapping) else {}
-    differ = [name for name in wanted if found.get(name) != wanted[name]]
+    differ = [name for name in wanted if not _agree(found.get(name), wanted[name])]
     return ", ".join(_WORDS.get(name, f"its {name} differs") for name in differ)
+
+
+def _agree(found: Any, wanted: Any) -> bool:
+    """Tell whether a part of a sweep is as it was; a file that was missing may be there now."""
+    if not isinstance(found, Mapping) or not isinstance(wanted, Mapping):
+        return bool(found == wanted)
+    both = found.keys() == wanted.keys()
+    return both and all(found[name] in (None, wanted[name]) for name in wanted)
 
 
 def _locks(descriptor: int) -> bool:

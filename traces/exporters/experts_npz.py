@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from traces.out_file import whole_file
+from traces.out_file import whole_output
 from traces.trace import NO_EXPERT, Trace, TraceError, TraceMeta
 
 _MOST_EXPERTS = 2**15
@@ -81,7 +81,7 @@ def _header(meta: TraceMeta, lengths: NDArray[np.integer]) -> dict[str, Any]:
 
 
 def _save(out: Path, experts: NDArray[np.int16], header: dict[str, Any]) -> None:
-    with whole_file(out) as temporary, temporary.open("wb") as file:
+    with whole_output(out) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, experts=experts, meta=np.array(json.dumps(header)))
 
 

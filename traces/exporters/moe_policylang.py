@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.importers.moe_policylang_rows import EXPORT_KEY
-from traces.out_file import whole_file
+from traces.out_file import whole_output
 from traces.trace import NO_EXPERT, PHASE_NAMES, Trace, TraceError, TraceMeta
 
 _SOFTMAX = ("softmax", "topk_softmax")
@@ -39,7 +39,7 @@ def write(chunks: Iterable[Trace], out: Path) -> tuple[str, ...]:
         raise TraceError(f"{out}: no rows: a trace has at least one")
     schema = _schema(first)
     with (
-        whole_file(out) as temporary,
+        whole_output(out) as temporary,
         pq.ParquetWriter(temporary, schema, compression="zstd") as file,
     ):
         for chunk in chain([first], remaining):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.locality_requests import expert_uses
-from traces.out_file import whole_file
+from traces.out_file import whole_output
 from traces.schema import Trace, TraceError, TraceMeta
 
 
@@ -34,7 +34,7 @@ def write(chunks: Iterable[Trace], out: Path) -> tuple[str, ...]:
     if counts is None or meta is None:
         raise TraceError(f"{out}: there are no rows to count")
     content = {"logical_count": _of_all_layers(counts, meta.layer_indices).tolist()}
-    with whole_file(out) as temporary:
+    with whole_output(out) as temporary:
         temporary.write_text(json.dumps(content), encoding="utf-8")
     return _notes(meta)
 
