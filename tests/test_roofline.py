@@ -277,7 +277,7 @@ def test_marks_lie_below_roofs_in_the_figure_of_a_run() -> None:
     (axes,) = run_figure(rows).axes
     low, high = axes.get_ylim()
     assert low < rows[0]["tokens_per_s"] < rows[0]["tokens_per_s_limit"] < high
-    assert axes.get_title().startswith(f"bound by {rows[0]['resource']}: ")
+    assert axes.get_title().startswith(f"bound by {rows[0]['resource']}, ")
 
 
 def test_a_sweep_has_a_panel_a_resource_that_matters(small_trace_file: Path) -> None:
