@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from numbers import Integral, Real
 from typing import Any
 
@@ -61,6 +61,13 @@ KINDS: dict[str, _Kind] = {
 """What an argument must be, by the annotation of its parameter."""
 OWN_WORDS = ("PolicyLike", "PolicyLike | None", "TraceLike", "TraceLike | None", "Any")
 """Annotations of what is looked at where it is used."""
+
+
+def as_pythons(value: Any) -> Any:
+    """Return an argument of NumPy's as Python's own value, and what can be gone through once as a list."""
+    if hasattr(value, "tolist") and not isinstance(value, type):
+        return value.tolist()
+    return list(value) if isinstance(value, Iterator | KeysView | ValuesView) else value
 
 
 def check_arguments(

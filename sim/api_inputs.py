@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sim.api_arguments import as_pythons
 from sim.policies.base import Policy
 from sim.results import write_text
 from sim.types import ConfigError
@@ -166,7 +167,8 @@ class Inputs:
             if isinstance(target, type):
                 target = self._path_of(target)
             return plain if target is None else {"_target_": target, **plain}
-        return [self._plain(one) for one in value] if isinstance(value, list | tuple) else value
+        found = as_pythons(value)
+        return [self._plain(one) for one in found] if isinstance(found, list | tuple) else found
 
     def _path_of(self, kind: type) -> str:
         """Return the dotted path of a class, by which it is found again."""
@@ -189,8 +191,9 @@ def quoted(text: str) -> str:
     """Return a value as an override can hold it."""
     if _PLAIN.fullmatch(text):
         return text
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+    from sim.sweeps import grammar
+
+    return grammar.quoted(text)
 
 
 def role_of(kind: type) -> str:

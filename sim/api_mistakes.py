@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from sim.api_arguments import check_arguments, in_words_of
+from sim.api_arguments import as_pythons, check_arguments, in_words_of
 from sim.types import ConfigError
 
 P = ParamSpec("P")
@@ -30,8 +30,10 @@ def plain_mistakes(config: str = "config") -> Callable[[Callable[P, R]], Callabl
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> R:
             try:
-                check_arguments(function, args, kwargs)
-                return function(*args, **kwargs)
+                given: Any = [as_pythons(value) for value in args]
+                named: Any = {name: as_pythons(value) for name, value in kwargs.items()}
+                check_arguments(function, given, named)
+                return function(*given, **named)
             except Exception as error:
                 told = _told(error, function, config)
                 if told is None:

@@ -56,11 +56,18 @@ def how(row: Row) -> str:
     return "measured" if "measurement" in row["provenance"] else "simulated"
 
 
+def short_names(fields: Sequence[str]) -> dict[str, str]:
+    """Return what labels call fields: the last word, or all but ``policy`` where several end alike."""
+    last = {field: field.rpartition(".")[2] for field in fields}
+    ends = list(last.values())
+    return {f: n if ends.count(n) == 1 else f.removeprefix("policy.") for f, n in last.items()}
+
+
 def _pairs(row: Row, fields: Sequence[str]) -> Iterator[str]:
-    for field in fields:
+    for field, name in short_names(fields).items():
         text = value(row, field)
         if text != UNSET:
-            yield text if field in CHOICES[:4] else f"{field.rpartition('.')[2]} {text}"
+            yield text if field in CHOICES[:4] else f"{name} {text}"
 
 
 def _all(words: set[str]) -> str:

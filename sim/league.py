@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sim.labels import UNSET, Row, value, varying
+from sim.labels import UNSET, Row, short_names, value, varying
 
 CLASSES = ("lossless", "lossy", "oracle")
 _TITLES = {
@@ -95,7 +95,7 @@ def names_of(rows: Sequence[Row]) -> list[str]:
 
 
 def _parameters(row: Row, fields: Sequence[str]) -> list[str]:
-    told = ((field.rpartition(".")[2], value(row, field)) for field in fields)
+    told = ((name, value(row, field)) for field, name in short_names(fields).items())
     return [f"{name}={text}" for name, text in told if text != UNSET]
 
 

@@ -50,7 +50,9 @@ def with_folders(overrides: Sequence[str], config_dirs: Sequence[str]) -> list[s
     places = [*(_place(folder) for folder in config_dirs), *named]
     if not places:
         return rest
-    return [*rest, f"{SEARCHPATH}=[{','.join(_quoted(place) for place in places)}]"]
+    from sim.sweeps.grammar import quoted
+
+    return [*rest, f"{SEARCHPATH}=[{','.join(map(quoted, places))}]"]
 
 
 def _key(override: str) -> str:
@@ -79,8 +81,3 @@ def _checked(place: str) -> str:
 
 def _place(folder: str) -> str:
     return f"{_FILE}{Path(folder).absolute()}"
-
-
-def _quoted(place: str) -> str:
-    escaped = place.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

@@ -541,3 +541,33 @@ def test_the_documented_example_runs(monkeypatch, tmp_path):
     text = text.replace('"cache.ratio', f'*{SHORT!r}, "cache.ratio')
     exec(compile(text, "example", "exec"), {})
     assert list(Path(tmp_path).iterdir()) == []
+
+
+def test_numpys_values_and_generators_are_taken(tmp_path):
+    few = ["workload.requests=[24,25]", "workload.length=[2,2]", "output.belady=false"]
+    run = greenroom.simulate(*few, events=np.True_, config_dirs=(one for one in [tmp_path]))
+    assert (run.folder / "events.parquet").exists()
+    lfu = {"_target_": "sim.policies.classic.LFU", "decay": np.float32(0.5)}
+    assert (
+        greenroom.simulate(*few, policy={"name": "mine", "cache": lfu}).summary["policy"] == "mine"
+    )
+    both = np.array(["lru", "lfu"])
+    given = {"engine": "serial", "tables": np.True_, "strikes": np.int64(2), "progress": False}
+    for policies in (both, (str(one) for one in both), dict.fromkeys(both).keys()):
+        found = greenroom.compare(*few, policies=policies, baseline=both[1], **given)
+        assert found.baseline == "lfu"
+        assert set(found.league.index) == {"lru", "lfu"}
+
+
+@pytest.mark.parametrize("name", ["a\\b", "it's", "it\\'s", "end\\", 'quo"te, = {}'])
+def test_a_folder_may_be_called_anything(name, tmp_path):
+    few = ["workload.requests=[24,25]", "workload.length=[2,2]", "output.belady=false"]
+    folder, own = tmp_path / name, tmp_path / f"own{name}"
+    (own / "policy").mkdir(parents=True)
+    source = Path(greenroom.__file__).parent / "conf" / "policy" / "lru.yaml"
+    (own / "policy" / "mine.yaml").write_text(source.read_text())
+    found = greenroom.sweep(
+        *few, "policy=mine", folder=folder, config_dirs=[own], engine="serial", progress=False
+    )
+    assert found.folder == folder
+    assert (folder / "results.csv").exists()

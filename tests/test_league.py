@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from sim import labels
 from sim.league import league
 from sim.report_league import print_league, write_league
 from tests.test_report import row
@@ -109,3 +110,17 @@ def test_a_parameter_that_some_policies_do_not_set_does_not_rename_them() -> Non
     baseline, standings = league([*rows(), decayed])
     assert baseline == "lru"
     assert {one.policy for one in standings} == {"b decay=0.9", "b", "lru", "c"}
+
+
+def test_parameters_of_two_parts_with_one_name_are_told_apart() -> None:
+    cache, stages = {"policy.cache.memory": "0.4"}, {"policy.stages.memory": "0.4"}
+    both = [
+        row("b", ratio, speed, overrides=overrides)
+        for ratio in (0.25, 0.5)
+        for speed, overrides in ((30.0, cache), (50.0, stages))
+    ]
+    _, standings = league(rows() + both)
+    assert [s.policy for s in standings][:2] == ["b", "b stages.memory=0.4"]
+    assert {s.policy: s.settings for s in standings}["b cache.memory=0.4"] == 2
+    names = labels.names(both)
+    assert names[:2] == ["b, cache.memory 0.4", "b, stages.memory 0.4"]

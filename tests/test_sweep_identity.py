@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,23 @@ def test_code_beside_a_users_module_counts_whatever_is_loaded(
         (tmp_path / file).write_text((tmp_path / file).read_text() + "# changed\n")
         digests.add(identity.digest_of_code(bases))
     assert len(digests) == 5
+
+
+def test_modules_count_however_they_are_named_and_wherever_they_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_swept.py").write_text("import json; import own_beside\n")
+    (tmp_path / "own_beside.py").write_text("x = 1\n")
+    with zipfile.ZipFile(tmp_path / "own.zip", "w") as archive:
+        archive.writestr("own_zipped.py", "x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "own.zip")
+    target = ("policy", "cache", "_target_")
+    points = [Point(n, (), 0, ((target, f"own_{m}.A"),)) for n, m in enumerate(("swept", "zipped"))]
+    digests = {identity.digest_of_code([{}]), identity.digest_of_code([{}], points)}
+    for name in ("own_swept.py", "own_beside.py"):
+        (tmp_path / name).write_text((tmp_path / name).read_text() + "# changed\n")
+        digests.add(identity.digest_of_code([{}], points))
+    with zipfile.ZipFile(tmp_path / "own.zip", "a") as archive:
+        archive.writestr("other.py", "x = 2\n")
+    assert len(digests | {identity.digest_of_code([{}], points)}) == 5

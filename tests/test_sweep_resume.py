@@ -275,3 +275,19 @@ def test_results_stay_when_a_trace_that_was_missing_is_there(
     outcome = run_sweep([*words, "sweep.retry_failed=true"])
     assert ([row["point"] for row in outcome.rows], outcome.num_resumed) == ([0, 1], 1)
     assert (tmp_path / "s" / "0" / "summary.json").stat().st_mtime_ns == first
+
+
+def test_files_of_others_are_left_alone_where_no_sweep_is(
+    small_trace_file: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "s"
+    folder.mkdir()
+    words = points_of(small_trace_file, "cache.ratio=0.25,0.5", "sweep=serial", folder=folder)
+    for name in ("config.yaml", "results.csv"):
+        (folder / name).write_text("mine: 1\n")
+        with pytest.raises(ConfigError, match=f"holds {name}, but no sweep; give another"):
+            run_sweep(words)
+        assert (folder / name).read_text() == "mine: 1\n"
+        (folder / name).unlink()
+    (folder / "config.yaml").write_text("mine: 1\n")
+    assert len(run_sweep([*words, "sweep.overwrite=true"]).rows) == 2

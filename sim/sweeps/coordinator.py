@@ -174,7 +174,7 @@ class _Run:
                 "search": self._question.how_found(),
                 "points": digest_of_points(points, bases),
                 "inputs": digests_of_inputs(bases.values(), points),
-                "code": digest_of_code(bases.values()),
+                "code": digest_of_code(bases.values(), points),
             },
         }
 

@@ -21,10 +21,11 @@ from sim.types import ConfigError
 
 _OURS = ("sim", "traces", "hwmodels")
 _IMPORT = re.compile(
-    r"^[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*|[\w, \t]*)|import[ \t]+([\w., \t]+))",
+    r"(?:^|[;:])[ \t]*(?:from[ \t]+(\.*)([\w.]*)[ \t]+import[ \t]+(\([^)]*|[\w, \t]*)"
+    r"|import[ \t]+([\w., \t]+))",
     re.MULTILINE,
 )
-"""What a line imports: dots, a module and names from there, perhaps over several lines; or modules."""
+"""What a statement imports: dots, a module and names from there, perhaps over lines; or modules."""
 
 
 def digest_of_points(points: Iterable[Point], bases: Mapping[int, Mapping[str, Any]]) -> str:
@@ -49,12 +50,13 @@ def digests_of_inputs(
     return {path: _content(path) for path in sorted(named)}
 
 
-def digest_of_code(bases: Iterable[Mapping[str, Any]]) -> str:
-    """Return a digest of our own code, and of the modules of a user's policies that the bases name.
+def digest_of_code(bases: Iterable[Mapping[str, Any]], points: Iterable[Point] = ()) -> str:
+    """Return a digest of our own code, and of a user's modules that the bases and the points name.
 
     What those modules import from beside them counts too, wherever in them.
     """
-    foreign = {module for base in bases for module in _modules(base)}
+    set_alone = ({path[-1]: value} for point in points for path, value in point.edits)
+    foreign = {module for one in (*bases, *set_alone) for module in _modules(one)}
     files = {file for module in sorted(foreign) for file in _files_of(module)}
     return _digest([_own_code(), *(_content(str(file)) for file in sorted(files))])
 
@@ -121,6 +123,9 @@ def _files_of(module: str) -> Iterator[Path]:
     if named is None:
         return
     file, own = Path(named), module.partition(".")[0]
+    if not file.is_file():  # within an archive
+        yield from [place for place in file.parents if place.is_file()]
+        return
     root = file.parents[module.count(".") + (file.name == "__init__.py")]
     is_installed = root.name in ("site-packages", "dist-packages")  # beside all of its neighbours
     first = [file, *_sources(root, module)]  # its packages' too

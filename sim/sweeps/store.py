@@ -32,6 +32,8 @@ from sim.types import ConfigError
 
 ERRORS = "errors.csv"
 _LOCK = ".lock"
+_OWN = (CONFIG, TABLE, "results.csv", ERRORS)
+"""What a sweep writes beside its points; in a folder of no sweep they are somebody else's."""
 _WORDS = {
     "points": "its points are others",
     "inputs": "a trace or another file it reads has changed",
@@ -85,8 +87,15 @@ class Store:
                 f"sweep.dir = {self.folder}: holds runs that are not of `greenroom sweep`; give another "
                 "folder, or sweep.overwrite=true to replace them"
             )
-        elif self.numbers():
-            self._clear()
+        else:
+            others = [name for name in _OWN if (self.folder / name).exists()]
+            if others and not overwrite:
+                raise ConfigError(
+                    f"sweep.dir = {self.folder}: holds {others[0]}, but no sweep; give another folder, or "
+                    "sweep.overwrite=true to replace it"
+                )
+            if overwrite:
+                self._clear()
         write_text(self.folder / ABOUT, json.dumps(about, indent=1, default=str) + "\n")
 
     def about(self) -> dict[str, Any] | None:
@@ -107,7 +116,7 @@ class Store:
         """Take away the points of another sweep, and its tables."""
         for number in self.numbers():
             shutil.rmtree(self.folder / str(number))
-        for name in (ABOUT, CONFIG, TABLE, "results.csv", "league.csv", ERRORS):
+        for name in (ABOUT, "league.csv", *_OWN):
             (self.folder / name).unlink(missing_ok=True)
 
     def has(self, number: int) -> bool:
