@@ -100,6 +100,7 @@ def _is_ratio(value: Any) -> bool:
 
 
 TEXT: Rule = (_is_text, "must be a text that is not empty")
+POSITIVE: Rule = (_is_positive, "must be a number > 0")
 SWITCH: Rule = (lambda value: isinstance(value, bool), "must be true or false")
 _SPAN: Rule = (_is_span, "must be [first, last + 1], where last + 1 may be null")
 _WINDOW: Rule = (
@@ -151,7 +152,7 @@ SETTINGS: dict[str, dict[str, Rule]] = {
         "prefill_chunk": or_null(at_least(1)),
         "mixed": SWITCH,
         "arrivals": (_is_text, "must be 'closed', 'poisson' or a file of arrival times"),
-        "rate_per_s": or_null((_is_positive, "must be a number > 0")),
+        "rate_per_s": or_null(POSITIVE),
         "seed": at_least(0),
         "length": or_null((_is_length, "must be [prompt, output] tokens, whole numbers >= 1")),
         "cut": SWITCH,

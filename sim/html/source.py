@@ -100,7 +100,12 @@ def _own_folders(path: Path) -> list[str]:
         found = [one["path"] for one in sources if one["provider"] == "command-line"]
     except (KeyError, TypeError):
         return []
-    return [word for folder in _words(found) or [] for word in ("--config-dir", folder)]
+    return _folder_flags(found)
+
+
+def _folder_flags(noted: Any) -> list[str]:
+    """Return the flags that name such folders, given as a list of them or as something else: then none."""
+    return [word for folder in _words(noted) or [] for word in ("--config-dir", folder)]
 
 
 def _sweep(path: Path) -> Source:
@@ -137,8 +142,7 @@ def _asked(path: Path) -> tuple[list[tuple[str, str]], str | None]:
     command = None
     if (path / ABOUT).exists():
         asked = read_json(path / ABOUT)
-        dirs, arguments = _words(asked.get("config_dirs")), _words(asked.get("arguments"))
-        folders = [word for folder in dirs or [] for word in ("--config-dir", folder)]
+        folders, arguments = _folder_flags(asked.get("config_dirs")), _words(asked.get("arguments"))
         command = None if arguments is None else _command("sweep", [*folders, *arguments])
         texts.append(("What the sweep was asked for", json.dumps(asked, indent=1, sort_keys=True)))
         title = "Resolved configuration of its first point, and what the others vary"

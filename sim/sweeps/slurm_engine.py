@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from sim.settings import TEXT, Rule, at_least, check_group, is_number, or_null
+from sim.settings import POSITIVE, TEXT, Rule, at_least, check_group, or_null
 from sim.sweeps import slurm_queue
 from sim.sweeps.chunk import Chunk
 from sim.sweeps.elsewhere import home, run_in_job
@@ -47,9 +47,7 @@ RULES: dict[str, Rule] = {
     "qos": or_null(TEXT),
     "time_min": at_least(1),
     "cpus_per_task": at_least(1),
-    "mem_gb": or_null(
-        (lambda value: is_number(value) and 0 < value < float("inf"), "must be a number > 0")
-    ),
+    "mem_gb": or_null(POSITIVE),
     "setup": (_is_texts, "must be a list of shell commands"),
     "sbatch": (lambda value: isinstance(value, Mapping), "must be a group of sbatch options"),
 }

@@ -82,21 +82,25 @@ class Store:
                 )
             if changed:
                 self._clear()
-        elif self.numbers() and not overwrite:
+        elif overwrite:
+            self._clear()
+        else:
+            self._refuse_others()
+        write_text(self.folder / ABOUT, json.dumps(about, indent=1, default=str) + "\n")
+
+    def _refuse_others(self) -> None:
+        """Raise ConfigError if a folder of no sweep holds what a sweep would write there."""
+        if self.numbers():
             raise ConfigError(
                 f"sweep.dir = {self.folder}: holds runs that are not of `greenroom sweep`; give another "
                 "folder, or sweep.overwrite=true to replace them"
             )
-        else:
-            others = [name for name in _OWN if (self.folder / name).exists()]
-            if others and not overwrite:
+        for name in _OWN:
+            if (self.folder / name).exists():
                 raise ConfigError(
-                    f"sweep.dir = {self.folder}: holds {others[0]}, but no sweep; give another folder, or "
+                    f"sweep.dir = {self.folder}: holds {name}, but no sweep; give another folder, or "
                     "sweep.overwrite=true to replace it"
                 )
-            if overwrite:
-                self._clear()
-        write_text(self.folder / ABOUT, json.dumps(about, indent=1, default=str) + "\n")
 
     def about(self) -> dict[str, Any] | None:
         """Return what is known of the sweep in this folder; None if there is none."""
